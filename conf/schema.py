@@ -1,0 +1,259 @@
+"""Every configuration key: its type, default, meaning and allowed range.
+
+The YAML files of this folder are merged into these dataclasses, which check names and types; `problems` checks ranges and
+what keys demand of each other. `python -m rlkit.train --help` is generated from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def key(default: Any, doc: str, **bounds: Any) -> Any:
+    """A dataclass field with a meaning and bounds: gt, ge, lt, le (numbers), choices (a tuple of values)."""
+    metadata = {"doc": doc, "bounds": bounds}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if dataclasses.is_dataclass(default) and isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class EnvConfig:
+    name: str = key("CartPole", "name of the environment's folder under runs/")
+    id: str = key("CartPole-v1", "Gymnasium id, also `module:Id-v0`; choose `env=gym` to set it")
+    backend: str = key("native", "who steps it", choices=("native", "sync", "async"))
+    normalize_observation: bool = key(False, "divide observations by running statistics of each member")
+    normalize_reward: bool = key(False, "divide rewards by the running deviation of the discounted return")
+    kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
+
+
+@dataclass
+class EvalConfig:
+    every: int = key(10_000, "steps of one member between evaluations; 0: only at the end", ge=0)
+    episodes: int = key(20, "episodes of each evaluation during training (100 at the end)", ge=1)
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = key(50_000, "steps of one member between checkpoints; 0: only at the end", ge=0)
+
+
+@dataclass
+class LogConfig:
+    every: int = key(2_000, "steps of one member between log entries; 0 switches logging off", ge=0)
+
+
+@dataclass
+class ScheduleConfig:
+    name: str = key("constant", "the rule", choices=("constant", "linear", "exponential", "kl_driven"))
+    final: float = key(0.0, "value at the end (linear), or in the limit (exponential)")
+    rate: float = key(3.0, "k of exp(-k progress) (exponential)", gt=0)
+    target: float = key(0.01, "KL at which the coefficient is 1 (kl_driven)", gt=0)
+    floor: float = key(0.02, "lowest value (kl_driven)", gt=0)
+
+
+@dataclass
+class SchedulesConfig:
+    learning_rate: ScheduleConfig = key(ScheduleConfig, "of algo.learning_rate")
+    clip: ScheduleConfig = key(ScheduleConfig, "of algo.clip")
+    entropy_coef: ScheduleConfig = key(ScheduleConfig, "of algo.entropy_coef")
+
+
+@dataclass
+class AlgoConfig:
+    """Keys that PPO and GRPO share."""
+
+    name: str = key("", "the recipe", choices=("ppo", "grpo"))
+    num_epochs: int = key(10, "passes over each batch", ge=1)
+    num_minibatches: int = key(4, "parts each pass is cut into", ge=1)
+    learning_rate: float = key(3e-4, "Adam's step size at the start", gt=0)
+    gamma: float = key(0.99, "discount", gt=0, le=1)
+    gae_lambda: float = key(0.95, "lambda of generalised advantage estimation", ge=0, le=1)
+    clip: float | None = key(0.2, "clip range of the ratio; null: no clip (the plain policy gradient)", gt=0)
+    clip_high: float | None = key(None, "upper clip range; null: as clip", gt=0)
+    entropy_coef: float = key(0.0, "weight of the entropy bonus", ge=0)
+    normalize_advantage: bool = key(True, "standardise advantages in each minibatch")
+    max_grad_norm: float | None = key(0.5, "largest gradient norm of a member; null: no limit", gt=0)
+    target_kl: float | None = key(None, "end a member's update where KL exceeds 1.5 times this; null: never", gt=0)
+    advantage: str = key("gae", "the estimator, or `module:function`")
+    aggregation: str = key("row", "how rows become one loss", choices=("row", "episode", "constant"))
+    adam_betas: list[float] = key([0.9, 0.999], "Adam's decay rates, two numbers in [0, 1)")
+    schedule: SchedulesConfig = key(SchedulesConfig, "how coefficients change over the run")
+
+
+@dataclass
+class PPOConfig(AlgoConfig):
+    num_steps: int = key(128, "steps of each environment in a rollout", ge=1)
+    value_coef: float = key(1.0, "weight of the value loss (V - return)^2 / 2", ge=0)
+    value_clip: float | None = key(None, "range V may move in an update, in units of return; null: free", gt=0)
+
+
+@dataclass
+class GRPOConfig(AlgoConfig):
+    group_size: int = key(8, "episodes from one start state", ge=2)
+    max_episode_steps: int | None = key(None, "time limit of an episode; null: the environment's own", ge=1)
+
+
+@dataclass
+class PolicyConfig:
+    hidden: list[int] = key([64, 64], "widths of the actor's hidden layers")
+    critic_hidden: list[int] | None = key(None, "widths of the critic's; null: as the actor's (PPO)")
+    activation: str = key("tanh", "of hidden layers", choices=("tanh", "relu", "silu"))
+    shared_trunk: bool = key(False, "actor and critic share their hidden layers (PPO)")
+    log_std: str = key("free", "deviation of continuous actions", choices=("free", "state"))
+    log_std_init: float = key(0.0, "initial log standard deviation of continuous actions", ge=-20, le=2)
+    squash: bool = key(False, "continuous actions are tanh(sample) rescaled to the bounds")
+
+
+@dataclass
+class Config:
+    env: EnvConfig = key(EnvConfig, "the environment")
+    algo: AlgoConfig = key(AlgoConfig, "the algorithm")
+    policy: PolicyConfig = key(PolicyConfig, "the networks")
+    seed: int = key(0, "seed of member 0; member m has seed + m", ge=0)
+    members: int = key(1, "independent learners trained at once", ge=1)
+    total_steps: int = key(100_000, "environment steps of one member", ge=1)
+    num_envs: int = key(8, "environments of one member (GRPO: a multiple of algo.group_size)", ge=1)
+    device: str = key("cpu", "where networks live", choices=("cpu",))
+    stop_when_solved: bool = key(False, "freeze a member that held the reward threshold for two evaluations")
+    eval: EvalConfig = key(EvalConfig, "evaluation during training")
+    checkpoint: CheckpointConfig = key(CheckpointConfig, "checkpoints")
+    log: LogConfig = key(LogConfig, "TensorBoard and metrics.csv")
+    stabilizer: dict[str, Any] = key({}, "selected stabilisers by name")
+
+
+ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
+
+
+def keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Yield (full key, field, value) of every leaf of a config dataclass."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from keys(value, f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}", f, value
+
+
+def allowed(bounds: dict[str, Any]) -> str:
+    """Say bounds in words: "> 0", "between 0 and 1", "one of a, b"."""
+    if "choices" in bounds:
+        return "one of " + ", ".join(bounds["choices"])
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    return " and ".join(f"{signs[name]} {bound:g}" for name, bound in bounds.items())
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Yield one sentence for each value out of range or at odds with another."""
+    for name, f, value in keys(config):
+        bounds = f.metadata["bounds"]
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name} is {value}; it must be a finite number"
+        elif value is not None and not _within(value, bounds):
+            yield f"{name} is {value}; it must be {allowed(bounds)}"
+    for name, widths in (("policy.hidden", config.policy.hidden), ("policy.critic_hidden", config.policy.critic_hidden)):
+        if widths is not None and any(width < 1 for width in widths):
+            yield f"{name} is {list(widths)}; every width must be >= 1"
+    if config.policy.shared_trunk and not config.policy.hidden:
+        yield "policy.shared_trunk is true and policy.hidden is []; a shared trunk needs at least one layer"
+    betas = config.algo.adam_betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        yield f"algo.adam_betas is {list(betas)}; it must be two numbers, each >= 0 and < 1"
+    if config.algo.schedule.learning_rate.name == "kl_driven" or config.algo.schedule.entropy_coef.name == "kl_driven":
+        yield "algo.schedule kl_driven is a rule for clip alone; choose constant, linear or exponential"
+    if config.algo.clip is None and (config.algo.clip_high is not None or config.algo.schedule.clip.name != "constant"):
+        yield "algo.clip is null (no clip); then algo.clip_high must be null and algo.schedule.clip.name constant"
+    for name in ("learning_rate", "clip", "entropy_coef"):
+        final = getattr(config.algo.schedule, name).final
+        if final < 0:
+            yield f"algo.schedule.{name}.final is {final:g}; it must be >= 0"
+    if isinstance(config.algo, PPOConfig):
+        yield from _ppo_problems(config, config.algo)
+    if isinstance(config.algo, GRPOConfig):
+        yield from _grpo_problems(config, config.algo)
+
+
+def _ppo_problems(config: Config, algo: PPOConfig) -> Iterator[str]:
+    rows = algo.num_steps * config.num_envs
+    if algo.num_minibatches > rows:
+        yield (
+            f"algo.num_minibatches is {algo.num_minibatches}; it must be <= {rows}, the rows of a rollout "
+            f"(algo.num_steps {algo.num_steps} x num_envs {config.num_envs})"
+        )
+    if config.total_steps < rows:
+        yield (
+            f"total_steps is {config.total_steps}; it must be >= {rows}, one rollout "
+            f"(algo.num_steps {algo.num_steps} x num_envs {config.num_envs})"
+        )
+    if algo.normalize_advantage and rows < 2 * algo.num_minibatches:
+        yield (
+            f"algo.num_minibatches is {algo.num_minibatches}, which leaves minibatches of one row; "
+            f"with algo.normalize_advantage=true it must be <= {rows // 2}"
+        )
+
+
+def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
+    if config.num_envs % algo.group_size:
+        yield (
+            f"num_envs is {config.num_envs}; with algo=grpo it must be a multiple of "
+            f"algo.group_size, which is {algo.group_size}"
+        )
+    if algo.num_minibatches > config.num_envs:
+        yield (
+            f"algo.num_minibatches is {algo.num_minibatches}; with algo=grpo it must be <= num_envs, which is "
+            f"{config.num_envs}, since an episode may have a single step"
+        )
+
+
+def _within(value: Any, bounds: dict[str, Any]) -> bool:
+    if "choices" in bounds:
+        return value in bounds["choices"]
+    tests: dict[str, Callable[[Any], bool]] = {
+        "gt": lambda b: value > b,
+        "ge": lambda b: value >= b,
+        "lt": lambda b: value < b,
+        "le": lambda b: value <= b,
+    }
+    return all(tests[name](bound) for name, bound in bounds.items())
+
+
+def register() -> None:
+    """Tell Hydra of the dataclasses, as `schema`, `algo/schema_ppo` and `algo/schema_grpo`."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, schema in ALGO_SCHEMAS.items():
+        store.store(group="algo", name=f"schema_{name}", node=schema)
+
+
+def options(group: str) -> list[str]:
+    """Names that `group=` accepts: the YAML files of the group's folder."""
+    from importlib.resources import files
+
+    return sorted(f.name.removesuffix(".yaml") for f in files(__package__).joinpath(group).iterdir() if ".yaml" in f.name)
+
+
+def help_text() -> str:
+    """Every key with its type, default, meaning and range, as `--help` prints it."""
+    lines = []
+    seen: set[str] = set()
+    for title, config in (
+        ("Every algorithm", Config()),
+        ("algo=ppo", Config(algo=PPOConfig())),
+        ("algo=grpo", Config(algo=GRPOConfig())),
+    ):
+        rows = [row for row in keys(config) if row[0] not in seen and row[0] not in ("env.name", "algo.name")]
+        seen |= {name for name, _, _ in rows}
+        lines += ["", f"{title}:"]
+        for name, f, value in rows:
+            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+            bounds = allowed(f.metadata["bounds"])
+            lines.append(f"  {name + '=' + shown:<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}")
+    return "\n".join(lines)

@@ -1,0 +1,37 @@
+"""rlkit: PPO and GRPO for classic control, many members at once.
+
+    import rlkit
+    run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
+    agent = rlkit.load(run.folder)
+    action = agent.act(observation)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlkit.evaluate import Agent
+    from rlkit.train import Run
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "run"]
+
+# In a bare checkout `envs/` and `conf/` stand beside this package, not inside it (an installed wheel has them inside).
+if not (Path(__file__).parent / "conf").is_dir():
+    __path__.append(str(Path(__file__).parent.parent))
+
+
+def run(**settings: Any) -> Run:
+    """Train a run; see `rlkit.train.run`."""
+    from rlkit.train import run as train_run  # torch and Gymnasium load only when something is trained
+
+    return train_run(**settings)
+
+
+def load(path: str | Path, member: int | str = "best") -> Agent:
+    """Load one member of a trained run; see `rlkit.evaluate.load`."""
+    from rlkit.evaluate import load as load_agent
+
+    return load_agent(path, member)

@@ -1,0 +1,38 @@
+"""GRPO (Shao et al. 2024): groups of whole episodes from one start state, no critic, and two losses.
+
+The KL to a reference policy that GRPO is often shown with is the link `ref_kl`: `stabilizer=[ref_kl]`.
+"""
+
+from __future__ import annotations
+
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlkit.collect import ActionMap, Episodes
+from rlkit.link import Chain
+from rlkit.schedules import Schedule
+from rlkit.stabilizers.entropy import Entropy
+from rlkit.stabilizers.surrogate import Surrogate
+from rlkit.streams import Streams
+
+
+class GRPO:
+    """The recipe `algo=grpo`."""
+
+    critic = False
+    autoreset = AutoresetMode.DISABLED
+
+    @staticmethod
+    def collector(envs: VectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> Episodes:
+        """Play one episode in each environment, `group_size` of them from each start state."""
+        return Episodes(envs, actions, streams, group_size)
+
+    @staticmethod
+    def chain(
+        clip: Schedule,
+        entropy_coef: Schedule,
+        *,
+        clip_high: float | None = None,
+        normalize_advantage: bool = False,
+    ) -> Chain:
+        """Surrogate, entropy."""
+        return Chain(surrogate=Surrogate(clip, clip_high, normalize_advantage), entropy=Entropy(entropy_coef))

@@ -1,0 +1,173 @@
+"""Rollout and Batch, the two containers that PPO and GRPO share.
+
+The letters used in every shape comment of this package:
+
+    T  time steps of a rollout           M  members (independent learners, stacked)
+    N  environments of one member        B  rows of one member's batch
+    K  groups of one member              G  episodes of one group
+    D  observation size                  A  action size, or number of actions of a head
+
+A rollout has one row for each (time, member, environment); `flatten` turns its valid rows into a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Rollout:
+    """What M members did in N environments each for T steps; every field is a tensor [T, M, N, ...] unless said.
+
+    `action` is the raw sample of the policy (before clipping or squashing) and `log_prob` its log-probability; `old`
+    holds the parameters of the behaviour distribution (`logits`, or `mean` and `log_std`). `final_obs` is the observation
+    that followed the row, before any reset: it is filled where an episode ended and in the last row, zero elsewhere.
+    `valid` marks real transitions; other rows hold zeros and never reach a loss, a normaliser or a step count.
+    """
+
+    obs: Tensor  # [T, M, N, D]
+    final_obs: Tensor  # [T, M, N, D]
+    action: Tensor  # [T, M, N, A or heads]
+    log_prob: Tensor  # [T, M, N]
+    old: dict[str, Tensor]  # name -> [T, M, N, A]
+    reward: Tensor  # [T, M, N]
+    terminated: Tensor  # bool [T, M, N]
+    truncated: Tensor  # bool [T, M, N]
+    valid: Tensor  # bool [T, M, N]
+    group: Tensor | None = None  # int64 [M, N]: the group of each environment's episode
+    value: Tensor | None = None  # [T, M, N] V(obs), where a critic exists
+    final_value: Tensor | None = None  # [T, M, N] V(final_obs) where it is filled
+    advantage: Tensor | None = None  # [T, M, N]
+    ret: Tensor | None = None  # [T, M, N]: the value target, or the return-to-go
+    weight: Tensor | None = None  # [T, M, N]: how much a row counts (the aggregation)
+
+    @property
+    def ended(self) -> Tensor:
+        """Rows whose episode ended, by termination or by truncation, bool [T, M, N]."""
+        return self.terminated | self.truncated
+
+    def replace(self, **fields: Tensor | None) -> Rollout:
+        """Return a rollout with some fields exchanged."""
+        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
+
+@dataclass
+class Batch(Mapping[str, Tensor]):
+    """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
+
+    Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, and value where a
+    critic exists. `count` [M] says how many leading rows of each member are real; the rest are padding of weight 0.
+    """
+
+    columns: dict[str, Tensor]
+    count: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # int64 [M]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.__dict__["columns"][name]
+        except KeyError:
+            raise AttributeError(f"this batch has no column {name!r}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.columns["weight"].shape[0]
+
+    @property
+    def height(self) -> int:
+        """B, padding included."""
+        return self.columns["weight"].shape[1]
+
+    def with_columns(self, **columns: Tensor) -> Batch:
+        """Return a batch with further columns [M, B, ...]."""
+        for name, column in columns.items():
+            if column.shape[:2] != (self.members, self.height):
+                raise ValueError(
+                    f"column {name} has shape {tuple(column.shape)}; the batch is [{self.members}, {self.height}]"
+                )
+        return Batch({**self.columns, **columns}, self.count)
+
+    def starting_with(self, prefix: str) -> dict[str, Tensor]:
+        """Return the columns whose name starts with `prefix`, without it: the parameters of a stored distribution."""
+        return {name[len(prefix) :]: x for name, x in self.columns.items() if name.startswith(prefix)}
+
+    def take(self, rows: Tensor) -> Batch:
+        """Return the rows `rows` (int64 [M, b], an index into B for each member)."""
+        members, height = self.members, self.height
+        flat = (rows + torch.arange(members, device=rows.device)[:, None] * height).flatten()
+        return Batch(
+            {
+                name: x.reshape(members * height, *x.shape[2:])
+                .index_select(0, flat)
+                .view(members, -1, *x.shape[2:])
+                for name, x in self.columns.items()
+            },
+            self.count,
+        )
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Return rows start..stop of every member as views."""
+        return Batch({name: x[:, start:stop] for name, x in self.columns.items()}, self.count)
+
+
+def valid_rows(valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Find each member's valid rows in a rollout.
+
+    Args:
+        valid: bool [T, M, N].
+
+    Returns:
+        rows: int64 [M, B], indices into T*N (time-major), B the largest member's count; padding points at row 0.
+        count: int64 [M], the number of real rows of each member.
+    """
+    time, members, envs = valid.shape
+    mask = valid.permute(1, 0, 2).reshape(members, time * envs)  # [M, T*N]
+    count = mask.sum(1)
+    member, row = mask.nonzero(as_tuple=True)
+    start = count.cumsum(0) - count
+    rows = torch.zeros(members, max(int(count.max()), 1), dtype=torch.int64, device=valid.device)
+    rows[member, torch.arange(row.numel(), device=valid.device) - start[member]] = row
+    return rows, count
+
+
+def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows `rows` [M, B] (as given by `valid_rows`) of a rollout field [T, M, N, ...], as [M, B, ...]."""
+    time, members, envs = x.shape[:3]
+    flat = (rows // envs * (members * envs) + rows % envs) + torch.arange(members, device=x.device)[:, None] * envs
+    return x.reshape(time * members * envs, *x.shape[3:]).index_select(0, flat.flatten()).view(*rows.shape, *x.shape[3:])
+
+
+def flatten(rollout: Rollout) -> Batch:
+    """Compact the valid rows of a rollout into a batch, padded up to the largest member's count with weight 0."""
+    if rollout.advantage is None or rollout.ret is None or rollout.weight is None:
+        raise ValueError("flatten needs a rollout with advantage, ret and weight: estimate them first")
+    rows, count = valid_rows(rollout.valid)
+    fields = {
+        "obs": rollout.obs,
+        "action": rollout.action,
+        "log_prob": rollout.log_prob,
+        **{f"old_{name}": x for name, x in rollout.old.items()},
+        "advantage": rollout.advantage,
+        "ret": rollout.ret,
+        "weight": rollout.weight,
+    }
+    if rollout.value is not None:
+        fields["value"] = rollout.value
+    columns = {name: gather_rows(x, rows) for name, x in fields.items()}
+    real = torch.arange(rows.shape[1], device=rows.device) < count[:, None]  # [M, B]
+    columns["weight"] = columns["weight"] * real
+    return Batch(columns, count)

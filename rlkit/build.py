@@ -1,0 +1,256 @@
+"""From configuration to objects: the only room besides the entry points that sees a config."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from rlkit.advantage import AGGREGATIONS, CRITIC_BASED, find_estimator
+from rlkit.algos import ALGORITHMS
+from rlkit.conf.schema import ALGO_SCHEMAS, AlgoConfig, Config, GRPOConfig, PPOConfig, ScheduleConfig, problems
+from rlkit.evaluate import Evaluator
+from rlkit.link import Chain, Link
+from rlkit.loop import Learner, UpdateSettings
+from rlkit.normalize import Normalizer, RewardScale
+from rlkit.optimizer import Adam
+from rlkit.policy import Policy
+from rlkit.schedules import SCHEDULES, Schedule
+from rlkit.streams import Purpose, Streams
+
+EVALUATION_LANES = 4096  # native evaluation environments at once, all members together
+FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an object or a process
+DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message is one sentence for each fault."""
+
+
+def to_config(raw: DictConfig) -> Config:
+    """Turn a composed configuration into dataclasses and check it.
+
+    Raises:
+        ConfigError: with one line for each key that is out of range or at odds with another.
+    """
+    schema = ALGO_SCHEMAS.get(raw.algo.name, AlgoConfig)
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(Config(algo=schema())), raw)
+        config: Config = OmegaConf.to_object(typed)  # type: ignore[assignment]
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} must be given") from error
+    faults = list(problems(config))
+    if not faults:
+        faults = list(_recipe_problems(config))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return config
+
+
+def _recipe_problems(config: Config) -> Any:
+    try:
+        find_estimator(config.algo.advantage)
+    except ValueError as error:
+        yield str(error)
+    if config.algo.advantage in CRITIC_BASED and not ALGORITHMS[config.algo.name].critic:
+        yield f"algo.advantage is {config.algo.advantage}, which needs a critic, and algo={config.algo.name} has none"
+    if config.algo.name == "ppo" and ":" not in config.algo.advantage and config.algo.advantage not in CRITIC_BASED:
+        yield (
+            f"algo.advantage is {config.algo.advantage}, which needs groups of whole episodes; with algo=ppo it must be "
+            f"one of {', '.join(sorted(CRITIC_BASED))}"
+        )
+
+
+def time_limit(config: Config) -> int | None:
+    """The time limit of an episode: `algo.max_episode_steps`, or the environment's own; None if there is none.
+
+    Raises:
+        ConfigError: the environment does not exist, or GRPO would play an episode without a limit.
+    """
+    from rlkit.envs import spec_of
+
+    try:
+        spec = spec_of(config.env.id)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"env.id is {config.env.id!r}: {error}") from error
+    limit = getattr(config.algo, "max_episode_steps", None) or spec.max_episode_steps
+    if limit is None and config.algo.name == "grpo":
+        raise ConfigError(
+            f"{config.env.id} has no time limit, and a GRPO episode must end: set algo.max_episode_steps to a number >= 1"
+        )
+    return limit
+
+
+def reward_threshold(config: Config) -> float | None:
+    """The return at which Gymnasium calls the environment solved, or None."""
+    from rlkit.envs import spec_of
+
+    return spec_of(config.env.id).reward_threshold
+
+
+def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | None) -> VectorEnv:
+    """Make `num_envs` environments of the configured kind."""
+    from rlkit.envs import make
+
+    try:
+        return make(
+            config.env.id,
+            num_envs,
+            backend=config.env.backend,
+            autoreset_mode=mode,
+            max_episode_steps=limit,
+            **config.env.kwargs,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def build_learner(config: Config) -> Learner:
+    """Build the learner of a checked configuration, with its training environments."""
+    from rlkit.envs.spaces import ActionSpec
+
+    recipe: Any = ALGORITHMS[config.algo.name]
+    algo = config.algo
+    limit = time_limit(config)
+    streams = Streams([config.seed + m for m in range(config.members)])
+    envs = make_envs(config, config.members * config.num_envs, recipe.autoreset, limit)
+    try:
+        actions = ActionSpec.of(envs.single_action_space)
+        policy = make_policy(config, envs.single_observation_space.shape[0], actions, streams)  # type: ignore[index]
+        schedules = {
+            name: _schedule(getattr(algo.schedule, name), initial, config.members)
+            for name, initial in (
+                ("learning_rate", algo.learning_rate),
+                ("clip", float("inf") if algo.clip is None else algo.clip),
+                ("entropy_coef", algo.entropy_coef),
+            )
+        }
+        chain = _chain(config, recipe, policy, streams, schedules)
+        optimizer = Adam(policy, betas=(algo.adam_betas[0], algo.adam_betas[1]), max_grad_norm=algo.max_grad_norm)
+        horizon = algo.num_steps if isinstance(algo, PPOConfig) else limit
+        settings = UpdateSettings(
+            num_epochs=algo.num_epochs,
+            num_minibatches=algo.num_minibatches,
+            target_kl=algo.target_kl,
+            gamma=algo.gamma,
+            gae_lambda=algo.gae_lambda,
+            aggregation=AGGREGATIONS[algo.aggregation],
+            horizon=horizon or DEFAULT_TIME_LIMIT,
+            clip_high=algo.clip_high,
+        )
+        size = algo.num_steps if isinstance(algo, PPOConfig) else getattr(algo, "group_size", 0)
+        collector = recipe.collector(envs, actions, streams, size)
+    except ValueError as error:
+        envs.close()
+        raise ConfigError(str(error)) from error
+    return Learner(
+        policy=policy,
+        optimizer=optimizer,
+        chain=chain,
+        collector=collector,
+        estimator=find_estimator(algo.advantage),
+        schedules=schedules,
+        settings=settings,
+        streams=streams,
+        total_steps=config.total_steps,
+    )
+
+
+def build_evaluator(config: Config, episodes: int) -> Evaluator:
+    """Build the evaluator, with environments of its own: as many as are useful for `episodes` episodes."""
+    from rlkit.envs.spaces import ActionSpec
+
+    most = EVALUATION_LANES if config.env.backend == "native" else FOREIGN_EVALUATION_LANES
+    lanes = int(np.clip(most // config.members, 1, episodes))
+    limit = time_limit(config) or DEFAULT_TIME_LIMIT
+    envs = make_envs(config, config.members * lanes, AutoresetMode.DISABLED, limit)
+    return Evaluator(envs, ActionSpec.of(envs.single_action_space), config.members)
+
+
+def build_policy(config: Config) -> tuple[Policy, Any]:
+    """Build the untrained policy of a configuration and its action map, without training environments."""
+    from rlkit.envs.spaces import ActionSpec
+
+    envs = make_envs(config, 1, AutoresetMode.DISABLED, time_limit(config))
+    actions = ActionSpec.of(envs.single_action_space)
+    obs_size = envs.single_observation_space.shape[0]  # type: ignore[index]
+    envs.close()
+    return make_policy(config, obs_size, actions, Streams([config.seed + m for m in range(config.members)])), actions
+
+
+def make_policy(config: Config, obs_size: int, actions: Any, streams: Streams) -> Policy:
+    """Make the stacked networks for observations [D = obs_size] and an action space."""
+    settings = asdict(config.policy)
+    critic_hidden = settings.pop("critic_hidden")
+    critic = ALGORITHMS[config.algo.name].critic
+    return Policy(
+        obs_size,
+        actions,
+        streams.integers(Purpose.INIT, 0, 1)[:, 0].tolist(),
+        critic_hidden=(critic_hidden or settings["hidden"]) if critic else None,
+        normalizer=Normalizer(config.members, obs_size) if config.env.normalize_observation else None,
+        **settings,
+    )
+
+
+def _schedule(config: ScheduleConfig, initial: float, members: int) -> Schedule:
+    rule: Callable[..., Schedule] = SCHEDULES[config.name]
+    wanted = inspect.signature(rule).parameters
+    return rule(initial, members, **{k: v for k, v in asdict(config).items() if k in wanted})
+
+
+def _chain(config: Config, recipe: Any, policy: Policy, streams: Streams, schedules: dict[str, Schedule]) -> Chain:
+    """The recipe's links, before them the reward links, after them the selected stabilisers."""
+    algo = config.algo
+    extra = {"value_coef": algo.value_coef, "value_clip": algo.value_clip} if isinstance(algo, PPOConfig) else {}
+    chain: Chain = recipe.chain(
+        schedules["clip"],
+        schedules["entropy_coef"],
+        clip_high=algo.clip_high,
+        normalize_advantage=algo.normalize_advantage,
+        **extra,
+    )
+    links: dict[str, Link] = {}
+    if config.env.normalize_reward:
+        links["reward_scale"] = RewardScale(config.members, algo.gamma)
+    links |= chain.links
+    context = {"policy": policy, "streams": streams, "members": config.members}
+    for name, entry in config.stabilizer.items():
+        links[name] = _stabilizer(name, dict(entry), context)
+    return Chain(**links)
+
+
+def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link:
+    """Build one `stabilizer` entry: its `_target_` gets the entry's keys and what it names of the context."""
+    from hydra.utils import get_class
+
+    path = entry.pop("_target_", None)
+    if path is None:
+        raise ValueError(f"stabilizer.{name} has no _target_, the class of the link")
+    try:
+        target = get_class(path)
+    except Exception as error:  # hydra wraps import errors of every kind
+        raise ValueError(f"stabilizer.{name}._target_ is {path}, which cannot be imported: {error}") from error
+    wanted = inspect.signature(target).parameters
+    unknown = set(entry) - set(wanted)
+    if unknown:
+        raise ValueError(f"stabilizer.{name} has no key {', '.join(sorted(unknown))}; it has {', '.join(wanted)}")
+    link = target(**entry, **{k: v for k, v in context.items() if k in wanted and k not in entry})
+    if not isinstance(link, Link):
+        raise ValueError(f"stabilizer.{name} is a {path}, which is not a Link")
+    return link
+
+
+def group_sizes(config: Config) -> str:
+    """One phrase about the shape of a rollout, for the console."""
+    algo = config.algo
+    if isinstance(algo, GRPOConfig):
+        return f"{config.num_envs // algo.group_size} groups of {algo.group_size}"
+    assert isinstance(algo, PPOConfig)
+    return f"{config.num_envs} x {algo.num_steps} steps"

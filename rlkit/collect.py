@@ -1,0 +1,274 @@
+"""Collection: step M*N environments with the policy and write a rollout.
+
+`Windows` (PPO) takes the same number of steps in every environment and goes on where the last window ended; `Episodes`
+(GRPO) plays one whole episode in each lane, the G lanes of a group from one start state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from rlkit.buffer import Rollout, valid_rows
+from rlkit.policy import Policy
+from rlkit.streams import Purpose, Streams
+
+_NOISE_BLOCK = 64  # steps of action noise drawn at once
+
+
+class ActionMap(Protocol):
+    """Turns raw policy actions into legal environment actions (`rlkit.envs.spaces.ActionSpec`)."""
+
+    def legal(self, raw: np.ndarray, squash: bool = False) -> np.ndarray: ...
+
+
+class NonFiniteError(RuntimeError):
+    """An environment gave a reward or an observation that is not a number, or infinite."""
+
+
+def action_noise(
+    policy: Policy, rngs: Sequence[np.random.Generator], num_envs: int
+) -> Iterator[Tensor]:  # each [M, N, A]
+    """Yield standard action noise step by step, drawn in blocks, each member's from its own generator."""
+    shape = (_NOISE_BLOCK, num_envs, policy.action_size)
+    while True:
+        if policy.noise_kind == "gumbel":  # -log of a standard exponential is a standard Gumbel
+            block = np.stack([rng.standard_exponential(shape, dtype=np.float32) for rng in rngs], 1)
+            with np.errstate(divide="ignore"):
+                np.negative(np.log(block, out=block), out=block)
+        else:
+            block = np.stack([rng.standard_normal(shape, dtype=np.float32) for rng in rngs], 1)
+        yield from torch.from_numpy(block)
+
+
+class Collector:
+    """What both kinds share: the environments, the members' streams, the step count and the finished episodes."""
+
+    def __init__(self, envs: VectorEnv, actions: ActionMap, streams: Streams) -> None:
+        self.envs, self.actions, self.streams = envs, actions, streams
+        self.members = streams.members
+        self.num_envs = envs.num_envs // self.members
+        self.obs_size = envs.single_observation_space.shape[0]  # type: ignore[index]
+        self.env_steps = torch.zeros(self.members, dtype=torch.int64)
+        self.finished: list[list[tuple[float, int]]] = []  # of the last rollout: (return, length) by member
+
+    def act(self, policy: Policy, obs: np.ndarray, noise: Tensor) -> tuple[Tensor, np.ndarray]:
+        """Return the raw actions [M, N, A] and the legal ones [M*N, ...] for observations [M*N, D]."""
+        dist = policy.distribution(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
+        raw = dist.sample(noise)
+        return raw, self.actions.legal(raw.reshape(self.envs.num_envs, -1).numpy(), policy.squash)
+
+    def record(
+        self, policy: Policy, steps: dict[str, np.ndarray], action: Tensor, group: Tensor | None = None
+    ) -> Rollout:
+        """Build the rollout from arrays [T, M*N, ...], evaluating the behaviour distribution on all rows at once."""
+        for name in ("reward", "obs", "final_obs"):
+            check_finite(name, steps[name], self.num_envs)
+        shaped = {
+            name: torch.from_numpy(x).view(len(x), self.members, self.num_envs, *x.shape[2:]) for name, x in steps.items()
+        }
+        obs = shaped["obs"]
+        time = len(obs)
+        rows = obs.permute(1, 0, 2, 3).reshape(self.members, time * self.num_envs, -1)  # [M, T*N, D]
+        dist = policy.distribution(rows)
+        taken = action.permute(1, 0, 2, 3).reshape(self.members, time * self.num_envs, -1)
+
+        def back(x: Tensor) -> Tensor:  # [M, T*N, ...] -> [T, M, N, ...]
+            return x.view(self.members, time, self.num_envs, *x.shape[2:]).transpose(0, 1)
+
+        valid = shaped["valid"]
+        self.env_steps += valid.sum((0, 2))
+        return Rollout(
+            obs=obs,
+            final_obs=shaped["final_obs"],
+            action=action,
+            log_prob=back(dist.log_prob(taken)),
+            old={name: back(x.contiguous()) for name, x in dist.params.items()},
+            reward=shaped["reward"],
+            terminated=shaped["terminated"],
+            truncated=shaped["truncated"],
+            valid=valid,
+            group=group,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env_steps": self.env_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.env_steps.copy_(state["env_steps"])
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class Windows(Collector):
+    """`num_steps` steps of every environment, autoreset in the same step; episodes run on from window to window."""
+
+    def __init__(self, envs: VectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> None:
+        super().__init__(envs, actions, streams)
+        self.num_steps = num_steps
+        seeds = streams.integers(Purpose.START, 0, self.num_envs)
+        self.obs, _ = envs.reset(seed=seeds.flatten().tolist())
+        self.running_return = np.zeros(envs.num_envs)
+        self.running_length = np.zeros(envs.num_envs, dtype=np.int64)
+
+    @torch.no_grad()
+    def collect(self, policy: Policy, iteration: int, running: Tensor) -> Rollout:
+        """Take one window.
+
+        Args:
+            iteration: index of the action stream.
+            running: bool [M]; the environments of the others are not stepped.
+        """
+        lanes, time = self.envs.num_envs, self.num_steps
+        steps = empty_steps(time, lanes, self.obs_size)
+        steps["valid"][:] = mask = np.repeat(running.numpy(), self.num_envs)
+        everyone = None if mask.all() else mask
+        noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
+        actions: list[Tensor] = []
+        self.finished = [[] for _ in range(self.members)]
+        for t in range(time):
+            steps["obs"][t] = self.obs
+            raw, legal = self.act(policy, self.obs, next(noise))
+            actions.append(raw)
+            self.obs, reward, terminated, truncated, info = self.envs.step(legal, everyone)
+            steps["reward"][t], steps["terminated"][t], steps["truncated"][t] = reward, terminated, truncated
+            self.running_return += reward
+            self.running_length += mask
+            ended = terminated | truncated
+            if ended.any():
+                put_final_obs(steps["final_obs"][t], info, ended)
+                self._finish(ended)
+        last = ~(steps["terminated"][-1] | steps["truncated"][-1]) & mask
+        steps["final_obs"][-1][last] = self.obs[last]
+        return self.record(policy, steps, torch.stack(actions))
+
+    def _finish(self, ended: np.ndarray) -> None:
+        for lane in ended.nonzero()[0]:
+            episode = (float(self.running_return[lane]), int(self.running_length[lane]))
+            self.finished[lane // self.num_envs].append(episode)
+        self.running_return[ended] = 0.0
+        self.running_length[ended] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        shape = (self.members, self.num_envs)
+        state = {
+            **super().state_dict(),
+            "obs": torch.from_numpy(self.obs.reshape(*shape, -1)),
+            "running_return": torch.from_numpy(self.running_return.reshape(shape)),
+            "running_length": torch.from_numpy(self.running_length.reshape(shape)),
+        }
+        if hasattr(self.envs, "get_state"):
+            state["envs"] = self.envs.get_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "envs" not in state:
+            return  # foreign environments cannot be restored: they stay as freshly reset
+        self.obs = state["obs"].reshape(self.envs.num_envs, -1).numpy()
+        self.running_return = state["running_return"].flatten().numpy()
+        self.running_length = state["running_length"].flatten().numpy()
+        self.envs.set_state(state["envs"])  # type: ignore[attr-defined]
+
+
+class Episodes(Collector):
+    """One whole episode in each lane, the `group_size` lanes of a group from the same start state (equal seeds)."""
+
+    def __init__(self, envs: VectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> None:
+        super().__init__(envs, actions, streams)
+        self.group_size = group_size
+        self.num_groups = self.num_envs // group_size
+        self.group = torch.arange(self.num_envs).div(group_size, rounding_mode="floor").repeat(self.members, 1)
+
+    @torch.no_grad()
+    def collect(self, policy: Policy, iteration: int, running: Tensor) -> Rollout:
+        """Play every lane's episode to its end; a lane that is done is not stepped again.
+
+        Args:
+            iteration: index of the start-state and action streams.
+            running: bool [M]; the lanes of the others stay idle.
+        """
+        seeds = self.streams.integers(Purpose.START, iteration, self.num_groups)  # [M, K]
+        obs, _ = self.envs.reset(seed=seeds.repeat(self.group_size, axis=1).flatten().tolist())
+        noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
+        alive = np.repeat(running.numpy(), self.num_envs)
+        records: list[dict[str, np.ndarray]] = []
+        actions: list[Tensor] = []
+        while alive.any():
+            row = empty_steps(1, len(alive), self.obs_size)
+            row["valid"][0] = alive
+            row["obs"][0][alive] = obs[alive]
+            raw, legal = self.act(policy, obs, next(noise))
+            actions.append(raw)
+            obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
+            row["reward"][0], row["terminated"][0], row["truncated"][0] = reward, terminated, truncated
+            ended = terminated | truncated
+            if ended.any():
+                row["final_obs"][0][ended] = obs[ended]
+                alive = alive & ~ended
+            records.append(row)
+        steps = {name: np.concatenate([row[name] for row in records]) for name in records[0]}
+        rollout = self.record(policy, steps, torch.stack(actions), self.group)
+        self._finish(rollout)
+        return rollout
+
+    def _finish(self, rollout: Rollout) -> None:
+        returns, lengths = rollout.reward.sum(0).tolist(), rollout.valid.sum(0).tolist()
+        self.finished = [
+            [(r, n) for r, n in zip(*member, strict=True) if n] for member in zip(returns, lengths, strict=True)
+        ]
+
+
+def empty_steps(time: int, lanes: int, obs_size: int) -> dict[str, np.ndarray]:
+    """Zeroed arrays of a rollout, [T, lanes, ...]."""
+    return {
+        "obs": np.zeros((time, lanes, obs_size), np.float32),
+        "final_obs": np.zeros((time, lanes, obs_size), np.float32),
+        "reward": np.zeros((time, lanes), np.float32),
+        "terminated": np.zeros((time, lanes), bool),
+        "truncated": np.zeros((time, lanes), bool),
+        "valid": np.zeros((time, lanes), bool),
+    }
+
+
+def put_final_obs(target: np.ndarray, info: dict[str, Any], ended: np.ndarray) -> None:
+    """Copy the observations that ended episodes from a vector environment's info into target [lanes, D]."""
+    final = info["final_obs"]
+    target[ended] = final[ended] if final.dtype != object else np.stack(list(final[ended]))
+
+
+def check_finite(name: str, x: np.ndarray, num_envs: int) -> None:
+    """Raise NonFiniteError naming member, environment, step and field if x [T, M*N, ...] is not finite."""
+    if np.isfinite(x).all():
+        return
+    step, lane = np.argwhere(~np.isfinite(x))[0][:2]
+    raise NonFiniteError(
+        f"environment {lane % num_envs} of member {lane // num_envs} gave a non-finite {name} at step {step} of the rollout"
+    )
+
+
+@torch.no_grad()
+def with_values(rollout: Rollout, policy: Policy) -> Rollout:
+    """Add V(obs) and V(final_obs) [T, M, N] to a rollout, the latter only where an episode or the window ended."""
+    time, members, envs = rollout.reward.shape
+
+    def values(rows: Tensor, obs: Tensor) -> Tensor:
+        return policy.value(obs.permute(1, 0, 2, 3).reshape(members, time * envs, -1).gather(
+            1, rows[..., None].expand(-1, -1, obs.shape[-1])
+        ))
+
+    every = torch.arange(time * envs).expand(members, -1)
+    value = values(every, rollout.obs).view(members, time, envs).transpose(0, 1)
+    cut = rollout.ended.clone()
+    cut[-1] = True
+    rows, count = valid_rows(cut & ~rollout.terminated)
+    final = torch.zeros(members, time * envs)
+    final.scatter_(1, rows, values(rows, rollout.final_obs))
+    final_value = final.view(members, time, envs).transpose(0, 1) * (cut & ~rollout.terminated)
+    return rollout.replace(value=value, final_value=final_value)

@@ -1,0 +1,138 @@
+"""Action distributions with exact log-probability, entropy and KL, over any leading axes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(ABC):
+    """A batch of action distributions. Raw actions have a last axis (heads, or action dimensions); results drop it."""
+
+    @property
+    @abstractmethod
+    def params(self) -> dict[str, Tensor]:
+        """The tensors that determine the distribution, as `old_*` and `ref_*` columns store them."""
+
+    @abstractmethod
+    def with_params(self, params: Mapping[str, Tensor]) -> Distribution:
+        """Return a distribution of the same kind with other parameters (a stored one)."""
+
+    @abstractmethod
+    def sample(self, noise: Tensor) -> Tensor:
+        """Turn standard noise (what `noise_kind` names, shape of the parameters) into raw actions."""
+
+    @abstractmethod
+    def mode(self) -> Tensor:
+        """The most likely raw action."""
+
+    @abstractmethod
+    def log_prob(self, action: Tensor) -> Tensor:
+        """log pi(action), summed over heads or action dimensions, in nats."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Entropy in nats, summed over heads or action dimensions."""
+
+    @abstractmethod
+    def kl(self, other: Distribution) -> Tensor:
+        """KL(self || other) in closed form, in nats, summed over heads or action dimensions."""
+
+
+class Categorical(Distribution):
+    """One categorical head for each discrete action dimension; `logits` [..., sum of sizes], actions int64 [..., heads].
+
+    Sampling is the Gumbel-max trick: argmax(logits - log E) with E standard exponential (Maddison et al. 2014).
+    """
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.heads = (logits,) if len(sizes) == 1 else logits.split(sizes, -1)
+
+    @cached_property
+    def log_p(self) -> list[Tensor]:
+        """Log-probabilities of each head, [..., size]; sampling needs none."""
+        return [F.log_softmax(head, -1) for head in self.heads]
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        return {"logits": self.log_p[0] if len(self.sizes) == 1 else torch.cat(self.log_p, -1)}
+
+    def with_params(self, params: Mapping[str, Tensor]) -> Categorical:
+        return Categorical(params["logits"], self.sizes)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        noises = (noise,) if len(self.sizes) == 1 else noise.split(self.sizes, -1)
+        return torch.stack([(h + n).argmax(-1) for h, n in zip(self.heads, noises, strict=True)], -1)
+
+    def mode(self) -> Tensor:
+        return torch.stack([head.argmax(-1) for head in self.heads], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        if len(self.sizes) == 1:
+            return self.log_p[0].gather(-1, action).squeeze(-1)
+        picked = [p.gather(-1, action[..., i : i + 1]) for i, p in enumerate(self.log_p)]
+        return torch.cat(picked, -1).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return _sum([-(p.exp() * p).sum(-1) for p in self.log_p])
+
+    def kl(self, other: Distribution) -> Tensor:
+        if not isinstance(other, Categorical):
+            raise TypeError(f"KL of a Categorical to a {type(other).__name__} is not defined")
+        return _sum([(p.exp() * (p - q)).sum(-1) for p, q in zip(self.log_p, other.log_p, strict=True)])
+
+
+class DiagonalGaussian(Distribution):
+    """Independent normals, `mean` and `log_std` [..., A]; with `squash`, the action taken is tanh(sample).
+
+    Raw actions are the samples before tanh. With `squash` the log-probability carries the change of variables
+    -sum log(1 - tanh(u)^2) = -sum 2 (log 2 - u - softplus(-2u)) (Haarnoja et al. 2018, appendix C); KL is unchanged by
+    squashing, a bijection; `entropy` is that of the normal before squashing, which has a closed form.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor, squash: bool = False) -> None:
+        self.mean, self.log_std, self.squash = mean, log_std, squash
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "log_std": self.log_std.expand_as(self.mean)}
+
+    def with_params(self, params: Mapping[str, Tensor]) -> DiagonalGaussian:
+        return DiagonalGaussian(params["mean"], params["log_std"], self.squash)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self.mean + self.log_std.exp() * noise
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        z = (action - self.mean) * (-self.log_std).exp()
+        log_prob = -0.5 * z * z - self.log_std - _HALF_LOG_2PI
+        if self.squash:
+            log_prob = log_prob - 2 * (math.log(2) - action - F.softplus(-2 * action))
+        return log_prob.sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std.expand_as(self.mean) + (0.5 + _HALF_LOG_2PI)).sum(-1)
+
+    def kl(self, other: Distribution) -> Tensor:
+        if not isinstance(other, DiagonalGaussian):
+            raise TypeError(f"KL of a DiagonalGaussian to a {type(other).__name__} is not defined")
+        log_ratio = other.log_std - self.log_std
+        z = (self.mean - other.mean) * (-other.log_std).exp()
+        # expm1 keeps small differences exact: 0.5 (s^2 - 1) - log s with s the ratio of the deviations
+        return (0.5 * (torch.expm1(-2 * log_ratio) + z * z) + log_ratio).sum(-1)
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)

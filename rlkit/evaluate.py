@@ -1,0 +1,134 @@
+"""Evaluation: a fixed number of episodes of each member, from start states that are the same for every run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from rlkit.collect import ActionMap, action_noise
+from rlkit.policy import Policy
+from rlkit.streams import Purpose
+
+
+def start_seeds(episodes: int) -> list[int]:
+    """Seeds of the start states of evaluation episodes 0, 1, ...: fixed, so that numbers of any two runs compare."""
+    rng = np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION]))
+    return rng.integers(0, 2**31, episodes).tolist()
+
+
+class Evaluator:
+    """Plays episodes in environments of its own; they and their steps are not part of training.
+
+    Args:
+        envs: M * lanes environments in DISABLED autoreset mode, with a time limit.
+        actions: the map to legal actions.
+        members: M.
+    """
+
+    def __init__(self, envs: VectorEnv, actions: ActionMap, members: int) -> None:
+        self.envs, self.actions, self.members = envs, actions, members
+        self.lanes = envs.num_envs // members
+
+    @torch.no_grad()
+    def __call__(self, policy: Policy, episodes: int, stochastic: bool = False) -> Tensor:
+        """Return the undiscounted return of each episode, [M, episodes]: member m's episode i starts from start seed i.
+
+        Args:
+            stochastic: sample actions (from fixed streams) instead of taking the most likely.
+        """
+        seeds = start_seeds(episodes)
+        rngs = [
+            np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION_ACTION])) for _ in range(self.members)
+        ]
+        noise = action_noise(policy, rngs, self.lanes) if stochastic else None
+        returns = np.zeros((self.members, episodes))
+        for start in range(0, episodes, self.lanes):
+            part = seeds[start : start + self.lanes]
+            played = self._play(policy, part + part[:1] * (self.lanes - len(part)), len(part), noise)
+            returns[:, start : start + len(part)] = played[:, : len(part)]
+        return torch.from_numpy(returns)
+
+    def _play(self, policy: Policy, seeds: list[int], real: int, noise: object) -> np.ndarray:
+        lanes = self.members * self.lanes
+        obs, _ = self.envs.reset(seed=seeds * self.members)
+        alive = np.tile(np.arange(self.lanes) < real, self.members)
+        total = np.zeros(lanes)
+        while alive.any():
+            dist = policy.distribution(torch.from_numpy(obs).view(self.members, self.lanes, -1))
+            raw = dist.mode() if noise is None else dist.sample(next(noise))  # type: ignore[call-overload]
+            legal = self.actions.legal(raw.reshape(lanes, -1).numpy(), policy.squash)
+            obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
+            total += reward
+            alive = alive & ~(terminated | truncated)
+        return total.reshape(self.members, self.lanes)
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class Agent:
+    """One trained member: `act` gives legal actions for one observation or a batch."""
+
+    def __init__(self, policy: Policy, actions: ActionMap, env_id: str, member: int) -> None:
+        self.policy, self.actions, self.env_id, self.member = policy, actions, env_id, member
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Return the action for an observation [D], or actions for a batch [B, D].
+
+        Args:
+            obs: as the environment gives it, flattened if it is not one-dimensional.
+            deterministic: the most likely action; else a sample (torch's global generator).
+        """
+        single = np.ndim(obs) == 1
+        rows = np.atleast_2d(np.asarray(obs, dtype=np.float32))  # [B, D]
+        stack = torch.from_numpy(rows).expand(self.policy.members, -1, -1)
+        dist = self.policy.distribution(stack)
+        if deterministic:
+            raw = dist.mode()
+        else:
+            shape = (self.policy.members, len(rows), self.policy.action_size)
+            gumbel = self.policy.noise_kind == "gumbel"
+            raw = dist.sample(-torch.empty(shape).exponential_().log() if gumbel else torch.randn(shape))
+        legal = self.actions.legal(raw[self.member].numpy(), self.policy.squash)
+        return legal[0] if single else legal
+
+
+def load(path: str | Path, member: int | str = "best") -> Agent:
+    """Load one member of a run.
+
+    Args:
+        path: the run directory.
+        member: its number, or "best": the one with the highest mean return in the final evaluation.
+
+    Raises:
+        FileNotFoundError: there is no run at `path`.
+        ValueError: no such member, or the checkpoint is damaged or of another version.
+    """
+    from omegaconf import OmegaConf
+
+    from rlkit.build import build_policy, to_config
+    from rlkit.keepers import checkpoint
+
+    folder = Path(path)
+    if not (folder / ".hydra" / "config.yaml").is_file():
+        raise FileNotFoundError(f"there is no run at {folder}: {folder / '.hydra' / 'config.yaml'} does not exist")
+    config = to_config(OmegaConf.load(folder / ".hydra" / "config.yaml"))  # type: ignore[arg-type]
+    state = checkpoint.load(folder / "checkpoint.pt")
+    policy, actions = build_policy(config)
+    policy.load_state_dict(state["learner"]["policy"])
+    return Agent(policy, actions, config.env.id, _member(member, folder, config.members))
+
+
+def _member(member: int | str, folder: Path, members: int) -> int:
+    if member == "best":
+        returns = json.loads((folder / "summary.json").read_text())["eval_return"]
+        return int(np.argmax(returns))
+    if not isinstance(member, int) or not 0 <= member < members:
+        raise ValueError(f"member is {member!r}; it must be best or a number from 0 to {members - 1}")
+    return member

@@ -1,0 +1,1 @@
+"""Keepers: they look at `learner.state_dict()` between iterations, outside the update."""

@@ -1,0 +1,90 @@
+"""Link, the one abstraction that stabilisers and losses are made of, and Chain, a link made of links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlkit.buffer import Batch, Rollout
+
+if TYPE_CHECKING:
+    from rlkit.policy import Out, Policy
+
+Metrics = Mapping[str, Tensor]  # "area/name" -> [M]
+
+
+class Link:
+    """The identity at every seam of an iteration; a subclass overrides the seams it needs.
+
+    Laws (tests/test_laws.py holds every link to them): a link with coefficient zero leaves the weights bit-identical;
+    `batch` keeps the number of rows; saving, loading and one more update is bit-identical to going on; a link draws only
+    from its own streams, one for each member, and holds no learner, environment or config; what it does for one member
+    does not depend on the others.
+    """
+
+    weight = "weight"  # the column that weighs this link's losses
+
+    def rollout(self, rollout: Rollout) -> Rollout:
+        """Change rewards of a rollout [T, M, N], or add rows on its N axis."""
+        return rollout
+
+    def batch(self, batch: Batch) -> Batch:
+        """Add columns to a batch [M, B]; never rows."""
+        return batch
+
+    def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
+        """Return loss terms by name: [M, B] before reduction, or [M] for a penalty on parameters."""
+        return {}
+
+    def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
+        """See the finished update of an iteration; change own state only."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to save; every tensor starts with the member axis M."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, but the checkpoint holds {sorted(state)}")
+
+
+class Chain(Link):
+    """Links applied in order; itself a link. Loss names carry the link's name: `ref_kl/loss`."""
+
+    def __init__(self, **links: Link) -> None:
+        self.links = links
+
+    def rollout(self, rollout: Rollout) -> Rollout:
+        for link in self.links.values():
+            rollout = link.rollout(rollout)
+        return rollout
+
+    def batch(self, batch: Batch) -> Batch:
+        for link in self.links.values():
+            batch = link.batch(batch)
+        return batch
+
+    def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
+        return {
+            f"{name}/{term}": loss
+            for name, link in self.links.items()
+            for term, loss in link.losses(out, batch, policy).items()
+        }
+
+    def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
+        with torch.no_grad():
+            for link in self.links.values():
+                link.observe(batch, metrics, policy)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: link.state_dict() for name, link in self.links.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != set(self.links):
+            raise ValueError(f"the checkpoint holds links {sorted(state)}, the run has {sorted(self.links)}")
+        for name, link in self.links.items():
+            link.load_state_dict(state[name])

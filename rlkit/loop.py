@@ -1,0 +1,169 @@
+"""The loop: collect, estimate, update, observe."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.advantage import Estimator, degenerate_share
+from rlkit.buffer import Batch, Rollout, flatten
+from rlkit.collect import Episodes, Windows, with_values
+from rlkit.link import Chain
+from rlkit.optimizer import Adam
+from rlkit.policy import Policy
+from rlkit.schedules import Schedule
+from rlkit.streams import Purpose, Streams
+from rlkit.update import UpdateRecord, kl_by_epoch, statistics, update
+
+RECENT = 100  # episodes in the moving average of the return
+
+
+@dataclass
+class UpdateSettings:
+    """What an update and an estimate need to know besides tensors."""
+
+    num_epochs: int
+    num_minibatches: int
+    target_kl: float | None
+    gamma: float
+    gae_lambda: float
+    aggregation: Callable[[Rollout, int], Tensor]
+    horizon: int  # the constant of the `constant` aggregation
+    clip_high: float | None
+
+
+@dataclass
+class Learner:
+    """M members that learn together and know nothing of each other."""
+
+    policy: Policy
+    optimizer: Adam
+    chain: Chain
+    collector: Windows | Episodes
+    estimator: Estimator
+    schedules: dict[str, Schedule]  # learning_rate, clip, entropy_coef
+    settings: UpdateSettings
+    streams: Streams
+    total_steps: int
+    iteration: int = 0
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # of the last iteration, "area/name" -> [M]
+    histograms: dict[str, Tensor] = field(default_factory=dict)
+    frozen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [M]: solved, learns no more
+
+    def __post_init__(self) -> None:
+        self.frozen = torch.zeros(self.streams.members, dtype=torch.bool)
+        self.recent: list[deque[float]] = [deque(maxlen=RECENT) for _ in range(self.streams.members)]
+
+    @property
+    def env_steps(self) -> Tensor:
+        """Environment steps each member has executed, int64 [M]."""
+        return self.collector.env_steps
+
+    @property
+    def running(self) -> Tensor:
+        """Members that still learn, bool [M]."""
+        return (self.env_steps < self.total_steps) & ~self.frozen & ~self.optimizer.diverged
+
+    def iterate(self, detail: bool = True) -> None:
+        """Make one iteration: six lines, and the numbers that are wanted of it (`detail`: all of them)."""
+        running = self.running
+        for schedule in self.schedules.values():
+            schedule(self.env_steps / self.total_steps, self.metrics)
+
+        rollout = self.collector.collect(self.policy, self.iteration, running)
+        share = degenerate_share(rollout) if detail and rollout.group is not None else None
+        rollout = self.chain.rollout(rollout)
+        batch = self.chain.batch(flatten(self.estimate(rollout)))
+        record = self.update(batch, running)
+        self.metrics, self.histograms = self.measure(record, batch, detail)
+        self.chain.observe(batch, self.metrics, self.policy)
+
+        if share is not None:
+            self.metrics["group/degenerate"] = share
+        if self.policy.normalizer is not None:
+            self.policy.normalizer.update(rollout.obs, rollout.valid)
+        self.iteration += 1
+
+    def estimate(self, rollout: Rollout) -> Rollout:
+        """Add values (where there is a critic), advantages, returns and row weights to a rollout."""
+        s = self.settings
+        if self.policy.critic is not None:
+            rollout = with_values(rollout, self.policy)
+        advantage, ret = self.estimator(rollout, s.gamma, s.gae_lambda)
+        return rollout.replace(advantage=advantage, ret=ret, weight=s.aggregation(rollout, s.horizon))
+
+    def update(self, batch: Batch, running: Tensor) -> UpdateRecord:
+        """Update the policy on a batch, with the minibatch order of this iteration."""
+        s = self.settings
+        return update(
+            self.policy,
+            self.optimizer,
+            self.chain,
+            batch,
+            learning_rate=self.schedules["learning_rate"].value,
+            active=running,
+            num_epochs=s.num_epochs,
+            num_minibatches=s.num_minibatches,
+            rngs=self.streams.open(Purpose.ORDER, self.iteration),
+            target_kl=s.target_kl,
+        )
+
+    def measure(self, record: UpdateRecord, batch: Batch, detail: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the metrics [M] and histograms of this iteration; without `detail` only what schedules need."""
+        metrics: dict[str, Tensor] = dict(self.episode_metrics())
+        histograms: dict[str, Tensor] = {}
+        for kl in kl_by_epoch(record):  # a member may have stopped before the last epoch: its last one counts
+            metrics["kl/old"] = torch.where(kl.isnan(), metrics["kl/old"], kl) if "kl/old" in metrics else kl
+        if detail:
+            low = self.schedules["clip"].value
+            high = low if self.settings.clip_high is None else torch.full_like(low, self.settings.clip_high)
+            scalars, histograms = statistics(record, batch, low, high)
+            metrics |= scalars
+            metrics |= {f"schedule/{name}": schedule.value for name, schedule in self.schedules.items()}
+        return metrics, histograms
+
+    def episode_metrics(self) -> Iterator[tuple[str, Tensor]]:
+        """Mean return and length of the episodes that ended in the last rollout, and the return's moving average."""
+        finished = self.collector.finished
+        for recent, episodes in zip(self.recent, finished, strict=True):
+            recent.extend(ret for ret, _ in episodes)
+        yield "episode/return", _means([[ret for ret, _ in episodes] for episodes in finished])
+        yield "episode/length", _means([[length for _, length in episodes] for episodes in finished])
+        yield "episode/return_recent", _means([list(recent) for recent in self.recent])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next iteration depends on; tensors start with the member axis."""
+        members = self.streams.members
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "chain": self.chain.state_dict(),
+            "schedules": {name: schedule.state_dict() for name, schedule in self.schedules.items()},
+            "collector": self.collector.state_dict(),
+            "frozen": self.frozen,
+            "iteration": torch.full((members,), self.iteration, dtype=torch.int64),
+            "metrics": dict(self.metrics),
+            "recent": [list(recent) for recent in self.recent],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave: the next iteration is then bit-identical."""
+        self.policy.load_state_dict(state["policy"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.chain.load_state_dict(state["chain"])
+        for name, schedule in self.schedules.items():
+            schedule.load_state_dict(state["schedules"][name])
+        self.collector.load_state_dict(state["collector"])
+        self.frozen = state["frozen"].clone()
+        self.iteration = int(state["iteration"][0])
+        self.metrics = dict(state["metrics"])
+        self.recent = [deque(recent, maxlen=RECENT) for recent in state["recent"]]
+
+
+def _means(values: list[list[float]]) -> Tensor:
+    return torch.tensor([sum(v) / len(v) if v else float("nan") for v in values])

@@ -1,0 +1,77 @@
+"""Loss terms as pure functions: [M, B] in, [M, B] out, before any reduction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlkit.distributions import Distribution
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantage: Tensor,
+    clip_low: Tensor | float,
+    clip_high: Tensor | float,
+) -> Tensor:
+    """Negative clipped surrogate, -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+
+    Source: Schulman et al. 2017, equation 7; unequal bounds: Yu et al. 2025 (DAPO), equation 8.
+
+    Args:
+        log_ratio: log pi - log pi_old of the action taken, [M, B].
+        advantage: [M, B].
+        clip_low, clip_high: numbers or [M, 1]; infinity for no clip (the plain policy gradient).
+    """
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # type: ignore[arg-type]
+    return -torch.minimum(ratio * advantage, clipped * advantage)
+
+
+def value_loss(value: Tensor, ret: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
+    """Squared error (V - ret)^2 / 2, or with `clip` the larger of it and that of V kept within `clip` of the old value.
+
+    Source: Schulman et al. 2017, equation 9; the clipped form is that of OpenAI baselines' ppo2.
+
+    Args:
+        value, ret, old_value: [M, B] in units of (normalised) return.
+        clip: largest change of the value that is still rewarded, in the same units; None for no clip.
+    """
+    error = (value - ret) ** 2
+    if clip is not None:
+        if old_value is None:
+            raise ValueError("a clipped value loss needs the values at collection")
+        kept = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (kept - ret) ** 2)
+    return 0.5 * error
+
+
+def kl_estimate(log_ratio: Tensor, kind: str) -> Tensor:
+    """Estimate KL(pi || pi_ref) from actions of pi, by Schulman's estimators (2020, "Approximating KL divergence").
+
+    With r = pi_ref / pi and log r = `log_ratio`:
+
+        k1 = -log r              unbiased, may be negative, large variance
+        k2 = (log r)^2 / 2       biased, never negative
+        k3 = (r - 1) - log r     unbiased, never negative, smaller variance
+
+    As a loss (differentiated through log pi on fixed actions) they are not their values: the gradient of k1 has zero
+    expectation on-policy; k2's equals that of KL(pi || pi_ref) on-policy, that is, k1 counted in the reward; k3's is a
+    biased first-order approximation of it (Liu et al. 2025; DeepSeekMath's GRPO uses it).
+
+    Args:
+        log_ratio: log pi_ref - log pi of the action taken, [M, B], nats.
+        kind: "k1", "k2" or "k3".
+    """
+    if kind == "k1":
+        return -log_ratio
+    if kind == "k2":
+        return 0.5 * log_ratio**2
+    if kind == "k3":
+        return torch.expm1(log_ratio) - log_ratio
+    raise ValueError(f"kl kind is {kind!r}; it must be one of k1, k2, k3")
+
+
+def exact_kl(old: Distribution, new: Distribution) -> Tensor:
+    """KL(old || new) in closed form, [M, B] nats; clamped at zero, where rounding may have gone below."""
+    return old.kl(new).clamp(min=0.0)

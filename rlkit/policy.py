@@ -1,0 +1,187 @@
+"""Actor and critic of M members, stacked along a leading member axis."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlkit.buffer import Batch
+from rlkit.distributions import Categorical, DiagonalGaussian, Distribution
+from rlkit.normalize import Normalizer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+}
+_LOG_STD_RANGE = (-20.0, 2.0)  # of a state-dependent deviation (Haarnoja et al. 2018)
+
+
+class ActionSpace(Protocol):
+    """What a policy must know of an action space (`rlkit.envs.spaces.ActionSpec` is one)."""
+
+    kind: str  # "discrete" or "continuous"
+    sizes: tuple[int, ...]  # number of actions of each head (discrete)
+    size: int  # number of action dimensions (continuous)
+
+
+class StackedLinear(nn.Module):
+    """M linear layers at once: y = x W + b with x [M, B, in], W [M, in, out], b [M, 1, out].
+
+    Weights are orthogonal with the given gain, biases zero (Saxe et al. 2013; PPO's usual start); each member draws from
+    its own generator, so its weights do not depend on how many others there are.
+    """
+
+    def __init__(self, size_in: int, size_out: int, gain: float, rngs: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        weight = torch.empty(len(rngs), size_in, size_out)
+        for member, rng in zip(weight, rngs, strict=True):
+            # drawn as [out, in], as torch.nn.Linear holds it, since the draw is not symmetric in the two
+            member.copy_(nn.init.orthogonal_(torch.empty(size_out, size_in), gain, generator=rng).T)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(len(rngs), 1, size_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class StackedMLP(nn.Module):
+    """M multi-layer perceptrons of equal shape: hidden layers with an activation, then one linear layer per output."""
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str, gain: float | None, rngs: Sequence[torch.Generator]
+    ) -> None:
+        super().__init__()
+        gains = [np.sqrt(2.0)] * (len(sizes) - 1)
+        if gain is not None:  # the last layer is an output: its own gain, no activation
+            gains[-1] = gain
+        self.activation = ACTIVATIONS[activation]
+        self.num_hidden = len(gains) - (gain is not None)
+        self.layers = nn.ModuleList(
+            StackedLinear(a, b, g, rngs) for a, b, g in zip(sizes[:-1], sizes[1:], gains, strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i < self.num_hidden:
+                x = self.activation(x)
+        return x
+
+
+@dataclass
+class Out:
+    """A policy evaluated on a batch: the distribution, log pi(action) [M, B] and, with a critic, value [M, B]."""
+
+    dist: Distribution
+    log_prob: Tensor
+    value: Tensor | None
+
+
+class Policy(nn.Module):
+    """Stacked actor and, for critic-based methods, critic of M members over flat observations.
+
+    Args:
+        obs_size: D.
+        actions: the action space (kind and sizes).
+        seeds: initialisation seed of each member; M is their number.
+        hidden: widths of the actor's hidden layers.
+        critic_hidden: widths of the critic's; None means there is no critic, and no critic parameter exists.
+        activation: "tanh", "relu" or "silu".
+        shared_trunk: actor and critic share the hidden layers `hidden`; `critic_hidden` is then not used for layers.
+        log_std_init: initial log standard deviation of continuous actions.
+        log_std: "free" (one parameter per dimension) or "state" (an output of the network).
+        squash: continuous actions are tanh(sample), rescaled to the bounds.
+        normalizer: statistics applied to every observation, or None.
+    """
+
+    def __init__(
+        self,
+        obs_size: int,
+        actions: ActionSpace,
+        seeds: Sequence[int],
+        *,
+        hidden: Sequence[int] = (64, 64),
+        critic_hidden: Sequence[int] | None = None,
+        activation: str = "tanh",
+        shared_trunk: bool = False,
+        log_std_init: float = 0.0,
+        log_std: str = "free",
+        squash: bool = False,
+        normalizer: Normalizer | None = None,
+    ) -> None:
+        super().__init__()
+        rngs = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        self.members = len(rngs)
+        self.discrete = actions.kind == "discrete"
+        self.sizes = actions.sizes
+        self.squash = squash
+        self.normalizer = normalizer
+        self.action_size = sum(actions.sizes) if self.discrete else actions.size
+        self.state_std = not self.discrete and log_std == "state"
+        outputs = self.action_size * (2 if self.state_std else 1)
+        self.trunk = (
+            StackedMLP([obs_size, *hidden], activation, None, rngs) if shared_trunk and hidden else None
+        )
+        actor_sizes = [hidden[-1], outputs] if self.trunk else [obs_size, *hidden, outputs]
+        self.actor = StackedMLP(actor_sizes, activation, 0.01, rngs)
+        if self.state_std:
+            with torch.no_grad():
+                last = self.actor.layers[-1]
+                assert isinstance(last, StackedLinear)
+                last.bias[..., self.action_size :] = log_std_init
+        self.log_std = (
+            None
+            if self.discrete or self.state_std
+            else nn.Parameter(torch.full((self.members, 1, self.action_size), log_std_init))
+        )
+        self.critic: StackedMLP | None = None
+        if critic_hidden is not None:
+            critic_sizes = [hidden[-1], 1] if self.trunk else [obs_size, *critic_hidden, 1]
+            self.critic = StackedMLP(critic_sizes, activation, 1.0, rngs)
+
+    @property
+    def noise_kind(self) -> str:
+        """The standard noise that `Distribution.sample` wants: "gumbel" or "normal"."""
+        return "gumbel" if self.discrete else "normal"
+
+    def features(self, obs: Tensor) -> Tensor:
+        """Normalise observations [M, B, D] and, with a shared trunk, pass them through it."""
+        x = obs if self.normalizer is None else self.normalizer(obs)
+        return x if self.trunk is None else self.trunk(x)
+
+    def distribution(self, obs: Tensor) -> Distribution:
+        """Return pi(. | obs) for obs [M, B, D]."""
+        return self._head(self.features(obs))
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Return V(obs) [M, B] for obs [M, B, D]; an error where there is no critic."""
+        if self.critic is None:
+            raise ValueError("this policy has no critic")
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    def evaluate(self, batch: Batch) -> Out:
+        """Evaluate the policy on a batch: distribution, log-probability of the batch's actions, value."""
+        features = self.features(batch.obs)
+        dist = self._head(features)
+        value = None if self.critic is None else self.critic(features).squeeze(-1)
+        return Out(dist, dist.log_prob(batch.action), value)
+
+    def frozen_copy(self) -> Policy:
+        """Return a copy with its own weights and statistics that takes no gradient: a reference policy."""
+        return copy.deepcopy(self).requires_grad_(False)
+
+    def _head(self, features: Tensor) -> Distribution:
+        out = self.actor(features)
+        if self.discrete:
+            return Categorical(out, self.sizes)
+        if self.log_std is not None:
+            return DiagonalGaussian(out, self.log_std, self.squash)
+        mean, log_std = out.split(self.action_size, -1)
+        return DiagonalGaussian(mean, log_std.clamp(*_LOG_STD_RANGE), self.squash)

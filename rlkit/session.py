@@ -1,0 +1,207 @@
+"""A session: one run from its first step to its summary, with evaluations, checkpoints, log entries and a clean stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlkit.evaluate import Evaluator
+from rlkit.keepers import checkpoint
+from rlkit.loop import Learner
+
+FINAL_EPISODES = 100
+
+
+class Log(Protocol):
+    """What a session tells of itself (`rlkit.metrics.Logger`)."""
+
+    def log(
+        self, steps: np.ndarray, scalars: dict[str, np.ndarray], histograms: dict[str, np.ndarray] | None = None
+    ) -> None: ...
+
+    def progress(self, steps: np.ndarray, scalars: dict[str, np.ndarray]) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+@dataclass
+class Clock:
+    """Due each time the steps pass a multiple of `every`; never if `every` is 0."""
+
+    every: int
+    next: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next = self.every
+
+    def due(self, steps: int) -> bool:
+        if not self.every or steps < self.next:
+            return False
+        self.next = (steps // self.every + 1) * self.every
+        return True
+
+
+class Interrupt:
+    """Turns the first Ctrl-C into a request to stop after this iteration; the second interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._main = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Interrupt:
+        if self._main:
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@dataclass
+class Session:
+    """Trains a learner and keeps the run's books.
+
+    Args:
+        folder: the run directory; `checkpoint.pt` and `summary.json` are written there.
+        eval_every, eval_episodes, checkpoint_every, log_every: in steps of one member; 0 switches off.
+        threshold: return at which the environment counts as solved, or None.
+        stop_when_solved: freeze a member that held the threshold in two evaluations.
+    """
+
+    learner: Learner
+    evaluator: Evaluator
+    logger: Log
+    folder: Path
+    eval_every: int
+    eval_episodes: int
+    checkpoint_every: int
+    log_every: int
+    threshold: float | None
+    stop_when_solved: bool
+    solved_at: list[int | None] = field(init=False)
+    peak: Tensor = field(init=False)  # [M] best evaluation so far
+
+    def __post_init__(self) -> None:
+        members = self.learner.streams.members
+        self.solved_at = [None] * members
+        self._above_since: list[int | None] = [None] * members  # steps of the first of the evaluations above
+        self.peak = torch.full((members,), -torch.inf)
+        self.train_seconds = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end, or to the first Ctrl-C, and return the summary, which also lies in `summary.json`."""
+        began = time.perf_counter()
+        clocks = [Clock(every) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
+        with Interrupt() as interrupt:
+            while bool(self.learner.running.any()) and not interrupt.requested:
+                self._advance(*clocks)
+            self._save()
+        summary = self._summary(interrupted=interrupt.requested)
+        summary["wall_seconds"] = round(time.perf_counter() - began, 3)
+        write_json(self.folder / "summary.json", summary)
+        return summary
+
+    def _advance(self, log: Clock, evaluation: Clock, saving: Clock) -> None:
+        """One iteration and what is due after it."""
+        learner = self.learner
+        before, start = int(learner.env_steps.sum()), time.perf_counter()
+        detail = bool(log.every) and int(learner.env_steps.max()) + self._next_rollout() >= log.next
+        learner.iterate(detail)
+        seconds = time.perf_counter() - start
+        self.train_seconds += seconds
+        speed = (int(learner.env_steps.sum()) - before) / seconds
+        scalars = {name: x.numpy() for name, x in learner.metrics.items()}
+        scalars["speed/steps_per_second"] = np.full(learner.streams.members, speed)
+        steps = int(learner.env_steps.max())
+        if detail and log.due(steps):
+            self.logger.log(
+                learner.env_steps.numpy(), scalars, {name: x.numpy() for name, x in learner.histograms.items()}
+            )
+        self.logger.progress(learner.env_steps.numpy(), scalars)
+        if evaluation.due(steps):
+            self._evaluate()
+        if saving.due(steps):
+            self._save()
+        for member in learner.optimizer.diverged.nonzero().flatten().tolist():
+            self._note_divergence(member)
+
+    def _next_rollout(self) -> int:
+        """Least number of steps the next rollout adds to a running member."""
+        collector = self.learner.collector
+        return getattr(collector, "num_steps", 1) * collector.num_envs
+
+    def _evaluate(self) -> None:
+        learner = self.learner
+        returns = self.evaluator(learner.policy, self.eval_episodes).mean(1)
+        self.peak = torch.maximum(self.peak, returns.float())
+        self.logger.log(
+            learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()}
+        )
+        if self.threshold is None:
+            return
+        for m, ret in enumerate(returns.tolist()):
+            if ret < self.threshold:
+                self._above_since[m] = None
+            elif self._above_since[m] is None:
+                self._above_since[m] = int(learner.env_steps[m])
+            elif self.solved_at[m] is None:
+                self.solved_at[m] = self._above_since[m]
+                self.logger.message(f"member {m} solved at {self.solved_at[m]:,} steps")
+                if self.stop_when_solved:
+                    learner.frozen[m] = True
+
+    def _note_divergence(self, member: int) -> None:
+        if member not in getattr(self, "_diverged", set()):
+            self._diverged = getattr(self, "_diverged", set()) | {member}
+            self.logger.message(f"member {member} diverged: its gradient was not finite three times in a row")
+
+    def _save(self) -> None:
+        checkpoint.save(self.folder / "checkpoint.pt", {"learner": self.learner.state_dict()})
+
+    def _summary(self, interrupted: bool) -> dict[str, Any]:
+        learner = self.learner
+        deterministic = self.evaluator(learner.policy, FINAL_EPISODES).mean(1)
+        stochastic = self.evaluator(learner.policy, FINAL_EPISODES, stochastic=True).mean(1)
+        self.logger.log(
+            learner.env_steps.numpy(),
+            {"eval/return": deterministic.numpy(), "eval/return_stochastic": stochastic.numpy()},
+        )
+        return {
+            "env_steps": learner.env_steps.tolist(),
+            "train_seconds": round(self.train_seconds, 3),
+            "eval_return": deterministic.tolist(),
+            "eval_return_stochastic": stochastic.tolist(),
+            "eval_peak": [None if p == -torch.inf else p for p in self.peak.tolist()],
+            "solved_at_steps": self.solved_at,
+            "status": [self._status(m, interrupted) for m in range(learner.streams.members)],
+        }
+
+    def _status(self, member: int, interrupted: bool) -> str:
+        if bool(self.learner.optimizer.diverged[member]):
+            return "diverged"
+        if bool(self.learner.frozen[member]):
+            return "solved"
+        return "interrupted" if interrupted and bool(self.learner.running[member]) else "finished"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(path)

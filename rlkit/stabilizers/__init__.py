@@ -1,0 +1,1 @@
+"""Links: one file for each piece that a chain can be made of."""

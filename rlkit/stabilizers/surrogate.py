@@ -1,0 +1,41 @@
+"""The clipped surrogate as a link."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlkit.buffer import Batch
+from rlkit.link import Link
+from rlkit.losses import clipped_surrogate
+from rlkit.policy import Out, Policy
+from rlkit.schedules import Schedule
+
+
+class Surrogate(Link):
+    """Loss -min(r A, clip(r, 1 - clip, 1 + clip_high) A); see `rlkit.losses.clipped_surrogate`.
+
+    Args:
+        clip: schedule of the clip range; infinity switches the clip off (the plain policy gradient).
+        clip_high: the upper range where it differs from the lower; None means `clip`.
+        normalize_advantage: subtract the minibatch's mean advantage and divide by its deviation, for each member.
+    """
+
+    def __init__(self, clip: Schedule, clip_high: float | None = None, normalize_advantage: bool = False) -> None:
+        self.clip, self.clip_high, self.normalize_advantage = clip, clip_high, normalize_advantage
+
+    def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
+        advantage = batch.advantage
+        if self.normalize_advantage:
+            advantage = standardized(advantage, batch.weight)
+        low = self.clip.value[:, None]
+        high = low if self.clip_high is None else self.clip_high
+        return {"loss": clipped_surrogate(out.log_prob - batch.log_prob, advantage, low, high)}
+
+
+def standardized(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """(x - mean) / (std + epsilon) over the rows of each member that have a weight; [M, B], deviation unbiased (ddof 1)."""
+    real = (weight > 0).to(x.dtype)
+    rows = real.sum(1, keepdim=True)
+    centred = x - (x * real).sum(1, keepdim=True) / rows.clamp(min=1.0)
+    variance = (centred**2 * real).sum(1, keepdim=True) / (rows - 1).clamp(min=1.0)
+    return centred / (variance.sqrt() + epsilon)

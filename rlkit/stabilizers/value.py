@@ -1,0 +1,29 @@
+"""The critic's loss as a link."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlkit.buffer import Batch
+from rlkit.link import Link
+from rlkit.losses import value_loss
+from rlkit.policy import Out, Policy
+
+
+class Value(Link):
+    """Loss coef (V - ret)^2 / 2, optionally clipped; see `rlkit.losses.value_loss`.
+
+    Args:
+        coef: multiplies the loss. Stable-Baselines3's and CleanRL's `vf_coef` c stands for c times (SB3) or c/2 times
+            (CleanRL) the squared error: c here equals 2c there for SB3, and c for CleanRL.
+        clip: range within which V may move from its value at collection, in units of return; None for no clip.
+    """
+
+    def __init__(self, coef: float, clip: float | None = None) -> None:
+        self.coef, self.clip = coef, clip
+
+    def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
+        if out.value is None:
+            raise ValueError("the value loss needs a policy with a critic")
+        old = batch.value if self.clip is not None else None
+        return {"loss": self.coef * value_loss(out.value, batch.ret, old, self.clip)}

@@ -66,6 +66,7 @@ class Batch(Mapping[str, Tensor]):
 
     columns: dict[str, Tensor]
     count: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # int64 [M]
+    padded: bool = True  # False: every row is real, which saves masking
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
@@ -99,7 +100,7 @@ class Batch(Mapping[str, Tensor]):
                 raise ValueError(
                     f"column {name} has shape {tuple(column.shape)}; the batch is [{self.members}, {self.height}]"
                 )
-        return Batch({**self.columns, **columns}, self.count)
+        return Batch({**self.columns, **columns}, self.count, self.padded)
 
     def starting_with(self, prefix: str) -> dict[str, Tensor]:
         """Return the columns whose name starts with `prefix`, without it: the parameters of a stored distribution."""
@@ -117,11 +118,12 @@ class Batch(Mapping[str, Tensor]):
                 for name, x in self.columns.items()
             },
             self.count,
+            self.padded,
         )
 
     def slice(self, start: int, stop: int) -> Batch:
         """Return rows start..stop of every member as views."""
-        return Batch({name: x[:, start:stop] for name, x in self.columns.items()}, self.count)
+        return Batch({name: x[:, start:stop] for name, x in self.columns.items()}, self.count, self.padded)
 
 
 def valid_rows(valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,4 +172,4 @@ def flatten(rollout: Rollout) -> Batch:
     columns = {name: gather_rows(x, rows) for name, x in fields.items()}
     real = torch.arange(rows.shape[1], device=rows.device) < count[:, None]  # [M, B]
     columns["weight"] = columns["weight"] * real
-    return Batch(columns, count)
+    return Batch(columns, count, padded=not bool(real.all()))

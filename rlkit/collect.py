@@ -159,22 +159,22 @@ class Windows(Collector):
         shape = (self.members, self.num_envs)
         state = {
             **super().state_dict(),
-            "obs": torch.from_numpy(self.obs.reshape(*shape, -1)),
-            "running_return": torch.from_numpy(self.running_return.reshape(shape)),
-            "running_length": torch.from_numpy(self.running_length.reshape(shape)),
+            "running_return": torch.from_numpy(self.running_return.reshape(shape).copy()),
+            "running_length": torch.from_numpy(self.running_length.reshape(shape).copy()),
         }
         if hasattr(self.envs, "get_state"):
-            state["envs"] = self.envs.get_state()
+            arrays = self.envs.get_state()  # lane first
+            state["envs"] = {name: torch.from_numpy(x.reshape(*shape, *x.shape[1:])) for name, x in arrays.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if "envs" not in state:
             return  # foreign environments cannot be restored: they stay as freshly reset
-        self.obs = state["obs"].reshape(self.envs.num_envs, -1).numpy()
-        self.running_return = state["running_return"].flatten().numpy()
-        self.running_length = state["running_length"].flatten().numpy()
-        self.envs.set_state(state["envs"])  # type: ignore[attr-defined]
+        lanes = {name: x.flatten(0, 1).numpy() for name, x in state["envs"].items()}
+        self.obs = self.envs.set_state(lanes)  # type: ignore[attr-defined]
+        self.running_return = state["running_return"].flatten().numpy().copy()
+        self.running_length = state["running_length"].flatten().numpy().copy()
 
 
 class Episodes(Collector):

@@ -70,7 +70,9 @@ class Categorical(Distribution):
         return Categorical(params["logits"], self.sizes)
 
     def sample(self, noise: Tensor) -> Tensor:
-        noises = (noise,) if len(self.sizes) == 1 else noise.split(self.sizes, -1)
+        if len(self.sizes) == 1:
+            return (self.heads[0] + noise).argmax(-1, keepdim=True)
+        noises = noise.split(self.sizes, -1)
         return torch.stack([(h + n).argmax(-1) for h, n in zip(self.heads, noises, strict=True)], -1)
 
     def mode(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Adam:
         self.v = torch.zeros_like(self.flat)
         self.t = torch.zeros(members, device=self.flat.device)
         self.nonfinite = torch.zeros(members, dtype=torch.int64, device=self.flat.device)  # in a row
+        self._sound = True  # no member has a non-finite gradient behind it
 
     @property
     def diverged(self) -> Tensor:
@@ -61,7 +63,7 @@ class Adam:
         return self.nonfinite >= self.PATIENCE
 
     @torch.no_grad()
-    def step(self, grads: list[Tensor], learning_rate: Tensor, active: Tensor) -> StepResult:
+    def step(self, grads: Sequence[Tensor], learning_rate: Tensor, active: Tensor) -> StepResult:
         """Make one step for the active members.
 
         Args:
@@ -72,24 +74,41 @@ class Adam:
         g = torch.cat([grad.reshape(self.members, -1) for grad in grads], 1)  # [M, P]
         norm = torch.linalg.vector_norm(g, dim=1)
         finite = norm.isfinite()
-        step = active & finite & ~self.diverged
-        self.nonfinite = torch.where(active & ~self.diverged, (self.nonfinite + 1) * ~finite, self.nonfinite)
+        stepped = active & finite
+        everyone = bool(stepped.all())
+        if everyone and self._sound:
+            rows: Tensor | slice = slice(None)  # in place, no copies
+        else:
+            stepped = self._guard(active, finite)
+            rows = stepped.nonzero().flatten()
         scale = torch.ones_like(norm)
         if self.max_grad_norm is not None:
-            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        moving = step.to(g.dtype)
-        g = g.mul_((scale * moving)[:, None])
-        if not bool(finite.all()):
-            g = torch.where(step[:, None], g, 0.0)  # nan times zero is nan
+            scale = (self.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        self._move(rows, g, scale, learning_rate)
+        return StepResult(norm, norm * scale, stepped, finite)
+
+    def _move(self, rows: Tensor | slice, g: Tensor, scale: Tensor, learning_rate: Tensor) -> None:
+        """Adam on the given members; with a slice the rows are views, else copies that are written back."""
         b1, b2 = self.betas
-        self.t += moving
-        t = self.t.clamp(min=1.0)
-        self.m.lerp_(g, ((1 - b1) * moving)[:, None])
-        self.v.lerp_(g.square_(), ((1 - b2) * moving)[:, None])
-        denominator = self.v.sqrt().div_((1 - b2**t).sqrt()[:, None]).add_(self.epsilon)
-        size = learning_rate * moving / (1 - b1**t)
-        self.flat.addcdiv_(self.m * size[:, None], denominator, value=-1.0)
-        return StepResult(norm, norm * scale, step, finite)
+        g, m, v, flat = g[rows], self.m[rows], self.v[rows], self.flat[rows]
+        g.mul_(scale[rows, None])
+        self.t[rows] += 1
+        t = self.t[rows]
+        root = (1 - b2**t).sqrt_()
+        size = learning_rate[rows] * root / (1 - b1**t)
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        # numerator and denominator of the textbook form, both times sqrt(1 - b2^t)
+        flat.addcdiv_(m * size[:, None], v.sqrt().add_((self.epsilon * root)[:, None]), value=-1.0)
+        if isinstance(rows, Tensor):
+            self.m[rows], self.v[rows], self.flat[rows] = m, v, flat
+
+    def _guard(self, active: Tensor, finite: Tensor) -> Tensor:
+        """Count non-finite gradients in a row and return the members that may step, bool [M]."""
+        counted = active & ~self.diverged
+        self.nonfinite = torch.where(counted, (self.nonfinite + 1) * ~finite, self.nonfinite)
+        self._sound = not bool(self.nonfinite.any())
+        return counted & finite
 
     def state_dict(self) -> dict[str, Any]:
         return {"m": self.m, "v": self.v, "t": self.t, "nonfinite": self.nonfinite}
@@ -97,3 +116,4 @@ class Adam:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in ("m", "v", "t", "nonfinite"):
             getattr(self, name).copy_(state[name])
+        self._sound = not bool(self.nonfinite.any())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,45 +30,43 @@ class ActionSpace(Protocol):
     size: int  # number of action dimensions (continuous)
 
 
-class StackedLinear(nn.Module):
-    """M linear layers at once: y = x W + b with x [M, B, in], W [M, in, out], b [M, 1, out].
-
-    Weights are orthogonal with the given gain, biases zero (Saxe et al. 2013; PPO's usual start); each member draws from
-    its own generator, so its weights do not depend on how many others there are.
-    """
-
-    def __init__(self, size_in: int, size_out: int, gain: float, rngs: Sequence[torch.Generator]) -> None:
-        super().__init__()
-        weight = torch.empty(len(rngs), size_in, size_out)
-        for member, rng in zip(weight, rngs, strict=True):
-            # drawn as [out, in], as torch.nn.Linear holds it, since the draw is not symmetric in the two
-            member.copy_(nn.init.orthogonal_(torch.empty(size_out, size_in), gain, generator=rng).T)
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(len(rngs), 1, size_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+def orthogonal(size_in: int, size_out: int, gain: float, rngs: Sequence[torch.Generator]) -> Tensor:
+    """Orthogonal weights [M, in, out] with the given gain (Saxe et al. 2013), each member's from its own generator."""
+    weight = torch.empty(len(rngs), size_in, size_out)
+    for member, rng in zip(weight, rngs, strict=True):
+        # drawn as [out, in], as torch.nn.Linear holds it, since the draw is not symmetric in the two
+        member.copy_(nn.init.orthogonal_(torch.empty(size_out, size_in), gain, generator=rng).T)
+    return weight
 
 
 class StackedMLP(nn.Module):
-    """M multi-layer perceptrons of equal shape: hidden layers with an activation, then one linear layer per output."""
+    """M multi-layer perceptrons of equal shape: x -> activation(x W + b) ... and, with `gain`, a linear output layer.
+
+    x is [M, B, in], W [M, in, out], b [M, 1, out]. Hidden weights are orthogonal with gain sqrt 2, the output's with `gain`;
+    biases start at zero. A member's weights do not depend on how many others there are.
+
+    Args:
+        sizes: width of the input and of each layer.
+        gain: of the last layer, which then has no activation; None if the last layer is a hidden one too.
+    """
 
     def __init__(
         self, sizes: Sequence[int], activation: str, gain: float | None, rngs: Sequence[torch.Generator]
     ) -> None:
         super().__init__()
-        gains = [np.sqrt(2.0)] * (len(sizes) - 1)
-        if gain is not None:  # the last layer is an output: its own gain, no activation
+        gains = [2.0**0.5] * (len(sizes) - 1)
+        if gain is not None:
             gains[-1] = gain
         self.activation = ACTIVATIONS[activation]
         self.num_hidden = len(gains) - (gain is not None)
-        self.layers = nn.ModuleList(
-            StackedLinear(a, b, g, rngs) for a, b, g in zip(sizes[:-1], sizes[1:], gains, strict=True)
-        )
+        self.weights = nn.ParameterList(orthogonal(a, b, g, rngs) for a, b, g in zip(sizes, sizes[1:], gains, strict=False))
+        self.biases = nn.ParameterList(torch.zeros(len(rngs), 1, size) for size in sizes[1:])
+        # a plain tuple of the same tensors: looking a parameter up in a module costs as much as a small product
+        self._layers = tuple(zip(self.biases, self.weights, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            x = layer(x)
+        for i, (bias, weight) in enumerate(self._layers):
+            x = torch.baddbmm(bias, x, weight)
             if i < self.num_hidden:
                 x = self.activation(x)
         return x
@@ -133,9 +130,7 @@ class Policy(nn.Module):
         self.actor = StackedMLP(actor_sizes, activation, 0.01, rngs)
         if self.state_std:
             with torch.no_grad():
-                last = self.actor.layers[-1]
-                assert isinstance(last, StackedLinear)
-                last.bias[..., self.action_size :] = log_std_init
+                self.actor.biases[-1][..., self.action_size :] = log_std_init
         self.log_std = (
             None
             if self.discrete or self.state_std

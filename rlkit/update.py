@@ -55,36 +55,35 @@ def minibatches(
     width = max(int(np.diff(bounds).max()), 1)
     slot = bounds[:, :-1, None] + np.arange(width)  # [M, n, b]: position in the member's shuffled rows
     real = slot < bounds[:, 1:, None]
+    padded = not real.all()
     for epoch in range(num_epochs):
         rows = np.zeros(slot.shape, dtype=np.int64)
         for m, (rng, count) in enumerate(zip(rngs, counts, strict=True)):
             rows[m][real[m]] = rng.permutation(count)
         shuffled = batch.take(torch.from_numpy(rows.reshape(len(counts), -1)).to(batch.weight.device))
-        if not real.all():
+        shuffled.padded = padded
+        if padded:
             shuffled.columns["weight"] *= torch.from_numpy(real.reshape(len(counts), -1)).to(batch.weight.device)
         for k in range(num_minibatches):
             yield epoch, shuffled.slice(k * width, (k + 1) * width)
 
 
-def reduce(terms: dict[str, Tensor], weight: Tensor) -> Tensor:
+def reduce(terms: dict[str, Tensor], batch: Batch) -> Tensor:
     """Return the loss of each member, [M]: sum(weight * terms) over the number of rows with a weight.
 
     Weights average to one over a batch (`rlkit.advantage`), so the mean over a minibatch's rows estimates the loss of the
     batch without bias, for every aggregation.
     """
-    rows = (weight > 0).sum(1).clamp(min=1)
-    rowwise = [term for term in terms.values() if term.dim() == 2]
-    loss = torch.zeros_like(weight[:, 0])
-    if rowwise:
-        total = rowwise[0]
-        for term in rowwise[1:]:
-            total = total + term
-        # a padding row is multiplied away; masking first keeps a non-finite value there out of the sum
-        loss = (total * weight).sum(1) / rows
+    weight = batch.weight
+    rows = (weight > 0).sum(1).clamp(min=1) if batch.padded else batch.height
+    loss: Tensor | float = 0.0
+    total: Tensor | float = 0.0
     for term in terms.values():
         if term.dim() == 1:
             loss = loss + term
-    return loss
+        else:
+            total = total + term
+    return (total * weight).sum(1) / rows + loss
 
 
 def update(
@@ -118,9 +117,9 @@ def update(
             if not bool(active.any()):
                 break
         terms = chain.losses(out, mini, policy)
-        loss = reduce(terms, mini.weight)
+        loss = reduce(terms, mini)
         grads = torch.autograd.grad(loss.sum(), optimizer.params, materialize_grads=True)
-        step = optimizer.step(list(grads), learning_rate, active)
+        step = optimizer.step(grads, learning_rate, active)
         record.minibatches.append(Minibatch(epoch, mini, out, terms, active, step))
     return record
 

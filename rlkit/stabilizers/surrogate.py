@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlkit.buffer import Batch
@@ -24,17 +25,19 @@ class Surrogate(Link):
         self.clip, self.clip_high, self.normalize_advantage = clip, clip_high, normalize_advantage
 
     def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
-        advantage = batch.advantage
-        if self.normalize_advantage:
-            advantage = standardized(advantage, batch.weight)
+        advantage = standardized(batch) if self.normalize_advantage else batch.advantage
         low = self.clip.value[:, None]
         high = low if self.clip_high is None else self.clip_high
         return {"loss": clipped_surrogate(out.log_prob - batch.log_prob, advantage, low, high)}
 
 
-def standardized(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """(x - mean) / (std + epsilon) over the rows of each member that have a weight; [M, B], deviation unbiased (ddof 1)."""
-    real = (weight > 0).to(x.dtype)
+def standardized(batch: Batch, epsilon: float = 1e-8) -> Tensor:
+    """(A - mean) / (std + epsilon) over the real rows of each member's minibatch; [M, B], deviation unbiased (ddof 1)."""
+    x = batch.advantage
+    if not batch.padded:
+        std, mean = torch.std_mean(x, 1, keepdim=True)
+        return (x - mean) / (std + epsilon)
+    real = (batch.weight > 0).to(x.dtype)
     rows = real.sum(1, keepdim=True)
     centred = x - (x * real).sum(1, keepdim=True) / rows.clamp(min=1.0)
     variance = (centred**2 * real).sum(1, keepdim=True) / (rows - 1).clamp(min=1.0)

@@ -1,0 +1,112 @@
+"""Vector environments: batched native ones, and any Gymnasium id through Sync and Async, from one `make`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+BACKENDS = ("native", "sync", "async")
+NATIVE = {"CartPole-v1": "rlkit.envs.cartpole:CartPoleVectorEnv"}  # Gymnasium id -> batched class
+
+__all__ = ["BACKENDS", "NATIVE", "make", "register", "spec_of"]
+
+
+def make(
+    id: str,
+    num_envs: int,
+    *,
+    backend: str = "native",
+    autoreset_mode: str | AutoresetMode = AutoresetMode.SAME_STEP,
+    max_episode_steps: int | None = None,
+    render_mode: str | None = None,
+    flatten_images: bool = False,
+    **kwargs: Any,
+) -> VectorEnv[Any, Any, Any]:
+    """Make `num_envs` lanes of an environment, observed as flat float32 vectors [lanes, D].
+
+    Whatever the backend, `reset` takes a list of seeds and `options["reset_mask"]`, `step(actions, mask)`
+    leaves the lanes alone where the mask is False, and `info["final_obs"]` is dense.
+
+    Args:
+        id: a Gymnasium id, or `my_module:MyEnv-v0`, which imports my_module first.
+        backend: "native" (batched NumPy), "sync" (a loop over copies) or "async" (a process for each copy).
+        autoreset_mode: when a lane whose episode has ended starts anew.
+        max_episode_steps: time limit in steps; None is the registered one.
+        render_mode: given to the environment.
+        flatten_images: accept image observations, as one long vector.
+        **kwargs: arguments of the environment's constructor.
+
+    Raises:
+        ValueError: an unknown id or backend, an id without a native class, or observations that are no
+            vectors.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be 1 or more")
+    spec = spec_of(id)
+    if backend == "native":
+        native = NATIVE.get(spec.id.removeprefix("rlkit/"))
+        if native is None:
+            raise ValueError(
+                f"{id} has no native backend (those with one: {', '.join(NATIVE)}); use backend=sync or backend=async"
+            )
+        module, name = native.split(":")
+        native_class = getattr(importlib.import_module(module), name)
+        envs: VectorEnv[Any, Any, Any] = native_class(
+            num_envs, max_episode_steps, autoreset_mode, render_mode, **kwargs
+        )
+        envs.spec = spec
+        return envs
+
+    from rlkit.envs.gym import MaskedAsyncVectorEnv, MaskedSyncVectorEnv, flat_observations
+
+    def copy() -> gymnasium.Env[Any, Any]:
+        env = gymnasium.make(spec, max_episode_steps=max_episode_steps, render_mode=render_mode, **kwargs)
+        return flat_observations(env, flatten_images)
+
+    vector_class = MaskedSyncVectorEnv if backend == "sync" else MaskedAsyncVectorEnv
+    envs = vector_class([copy] * num_envs, autoreset_mode=autoreset_mode)
+    envs.spec = spec
+    return envs
+
+
+def spec_of(id: str) -> EnvSpec:
+    """Return the registered specification (time limit, reward threshold ...) of an id, as `make` takes it.
+
+    Raises:
+        ValueError: the module cannot be imported, or the id is not registered; the nearest ones are named.
+    """
+    module, _, name = id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"env.id={id}: the module {module} cannot be imported ({error})") from error
+    if name not in gymnasium.registry:
+        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
+        hint = f"; the nearest are {', '.join(near)}" if near else ""
+        raise ValueError(f"env.id={id} is not a registered environment{hint}")
+    return gymnasium.registry[name]
+
+
+def register() -> None:
+    """Register each native class with Gymnasium as `rlkit/<id>`, beside Gymnasium's scalar environment."""
+    for id, native in NATIVE.items():
+        scalar = gymnasium.registry[id]
+        if f"rlkit/{id}" not in gymnasium.registry:
+            gymnasium.register(
+                f"rlkit/{id}",
+                entry_point=scalar.entry_point,
+                reward_threshold=scalar.reward_threshold,
+                max_episode_steps=scalar.max_episode_steps,
+                vector_entry_point=native,
+            )
+
+
+register()

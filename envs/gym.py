@@ -1,0 +1,235 @@
+"""Gymnasium's Sync and Async vector environments with masked steps, and the wrapping of each copy.
+
+Masked: `step(actions, mask)` leaves the lanes where the mask is False alone, as `NativeVectorEnv.step` does.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Env
+from gymnasium.spaces import Box, Dict, Space, Tuple
+from gymnasium.spaces.utils import flatten_space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector.utils import iterate
+
+from rlkit.envs.native import Seeds, Step, checked_mask, lane_seeds
+from rlkit.envs.streams import Array
+
+
+class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
+    """SyncVectorEnv whose `step` takes a mask."""
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As SyncVectorEnv; a list of seeds may hold any integers."""
+        return super().reset(seed=lane_seeds(seed, self.num_envs), options=own_options(options))
+
+    def step(self, actions: Any, mask: Array | None = None) -> Step:
+        """Step the lanes where mask, bool [lanes], is True; the contract of `NativeVectorEnv.step`."""
+        active = active_lanes(mask, self.num_envs)
+        refuse_ended(self.autoreset_mode, self._autoreset_envs & active)
+        waiting = self._autoreset_envs & ~active  # ended before, idle now: their reset stays due
+        self._autoreset_envs &= active
+        envs = self.envs
+        stepped = [
+            env if on else _Idle(obs) for env, on, obs in zip(envs, active, self._env_obs, strict=True)
+        ]
+        self.envs = stepped  # type: ignore[assignment]
+        try:
+            obs, reward, terminated, truncated, info = super().step(actions)
+        finally:
+            self.envs = envs
+        self._autoreset_envs |= waiting
+        return obs, reward, terminated, truncated, dense_final_obs(info, self.single_observation_space)
+
+
+class _Idle:
+    """Stands in for an environment that is not to be stepped."""
+
+    def __init__(self, obs: Any) -> None:
+        self.obs = obs
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.obs, 0.0, False, False, {}
+
+
+class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
+    """AsyncVectorEnv whose `step` takes a mask; nothing is sent to the worker of an idle lane.
+
+    An exception in a worker ends all workers and is raised here with the worker's traceback as a note.
+    Workers ignore Ctrl-C: the main process decides when they end.
+    """
+
+    def __init__(
+        self,
+        env_fns: list[Callable[[], Env[Any, Any]]],
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        self._ended = np.zeros(len(env_fns), np.bool_)
+        self._active = np.ones(len(env_fns), np.bool_)
+        super().__init__(env_fns, worker=_worker, autoreset_mode=autoreset_mode)
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As AsyncVectorEnv; a list of seeds may hold any integers."""
+        options = own_options(options)
+        self._ended[(options or {}).get("reset_mask", slice(None))] = False
+        try:
+            return super().reset(seed=lane_seeds(seed, self.num_envs), options=options)
+        except (EOFError, ConnectionError) as error:
+            raise self._worker_died() from error
+
+    def step(self, actions: Any, mask: Array | None = None) -> Step:
+        """Step the lanes where mask, bool [lanes], is True; the contract of `NativeVectorEnv.step`."""
+        active = active_lanes(mask, self.num_envs)
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            refuse_ended(self.autoreset_mode, self._ended & active)
+        try:
+            self.step_async(actions, active)
+            return self.step_wait()
+        except (EOFError, ConnectionError) as error:
+            raise self._worker_died() from error
+
+    def step_async(self, actions: Any, mask: Array | None = None) -> None:
+        """Send the actions to the workers of the lanes where mask is True."""
+        self._assert_is_running()
+        self._active = active_lanes(mask, self.num_envs)
+        each_action = iterate(self.action_space, actions)
+        for pipe, action, on in zip(self.parent_pipes, each_action, self._active, strict=True):
+            if on:
+                pipe.send(("step", action))
+        self._state = AsyncState.WAITING_STEP
+
+    def step_wait(self, timeout: float | None = None) -> Step:
+        """Collect the answers to `step_async`."""
+        reward = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        info: dict[str, Any] = {}
+        successes = []
+        for lane in self._active.nonzero()[0].tolist():
+            if timeout is not None and not self.parent_pipes[lane].poll(timeout):
+                raise TimeoutError(f"environment {lane} gave no answer to step within {timeout} s")
+            answer, success = self.parent_pipes[lane].recv()
+            successes.append(success)
+            if success:
+                _, reward[lane], terminated[lane], truncated[lane], lane_info = answer
+                info = self._add_info(info, lane_info, lane)
+        self._raise_if_errors(successes)
+        self._state = AsyncState.DEFAULT
+        self._ended[self._active] = (terminated | truncated)[self._active]
+        info = dense_final_obs(info, self.single_observation_space)
+        return deepcopy(self.observations), reward, terminated, truncated, info
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        failures = sum(not success for success in successes)
+        if not failures:
+            return
+        errors = [self.error_queue.get() for _ in range(failures)]
+        for index, *_ in errors:
+            self.parent_pipes[index].close()
+            self.parent_pipes[index] = None  # type: ignore[call-overload]
+        self._state = AsyncState.DEFAULT
+        self.close()
+        index, _, error, trace = min(errors, key=lambda item: int(item[0]))
+        error.add_note(f"raised in environment {index} of {self.num_envs}:\n{trace}")
+        raise error
+
+    def _worker_died(self) -> RuntimeError:
+        """End the other workers; return the error that says which one is gone."""
+        self._state = AsyncState.DEFAULT
+        dead = [i for i, process in enumerate(self.processes) if process.exitcode is not None]
+        self.close(terminate=True)
+        return RuntimeError(f"the worker process of environment {dead or 'unknown'} ended unexpectedly")
+
+
+class _PicklableErrors:
+    """An error queue that replaces an exception which would not survive the way to the main process."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue = queue
+
+    def put(self, item: tuple[int, type[BaseException], BaseException, str]) -> None:
+        index, kind, error, trace = item
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # any failure to pickle means the same: send the words alone
+            kind, error = RuntimeError, RuntimeError(f"{kind.__name__}: {error}")
+        self.queue.put((index, kind, error, trace))
+
+
+def _worker(
+    index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _async_worker(index, env_fn, pipe, parent_pipe, memory, _PicklableErrors(errors), *rest)  # type: ignore[arg-type]
+
+
+def active_lanes(mask: Array | None, lanes: int) -> Array:
+    """Return the mask, bool [lanes], checked; all lanes when it is None."""
+    return np.ones(lanes, np.bool_) if mask is None else checked_mask(mask, lanes, "mask")
+
+
+def own_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a copy of reset options, since Gymnasium removes the mask from the caller's."""
+    return None if options is None else dict(options)
+
+
+def refuse_ended(mode: AutoresetMode, ended: Array) -> None:
+    """Raise if a lane that has ended would be stepped although resets are left to the caller."""
+    if mode is AutoresetMode.DISABLED and ended.any():
+        lane = ended.nonzero()[0][0]
+        raise RuntimeError(f"lane {lane} has ended: reset it with options['reset_mask'] or mask it out")
+
+
+def dense_final_obs(info: dict[str, Any], space: Space[Any]) -> dict[str, Any]:
+    """Turn `final_obs` from an array of objects into one array [lanes, ...], zero where no episode ended."""
+    if "final_obs" in info and isinstance(space, Box):
+        ended = info["_final_obs"]
+        dense = np.zeros((len(ended), *space.shape), space.dtype)
+        dense[ended] = np.stack(list(info["final_obs"][ended]))
+        info["final_obs"] = dense
+    return info
+
+
+def flat_observations(env: Env[Any, Any], flatten_images: bool = False) -> Env[Any, Any]:
+    """Wrap one environment so that its observations are flat float32 vectors.
+
+    A Discrete observation becomes one-hot, the parts of a Tuple or Dict are put end to end.
+
+    Raises:
+        ValueError: the observation is (or holds) an image, a Box of rank 3, and flatten_images is False; or
+            it cannot be flattened to a fixed size.
+    """
+    space = env.observation_space
+    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    if has_image(space) and not flatten_images:
+        raise ValueError(
+            f"{name} observes images ({space}), which the networks here cannot see; "
+            "env.flatten_images=true feeds their pixels as one vector"
+        )
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        if not isinstance(flatten_space(space), Box):
+            raise ValueError(f"{name} observes {space}, which has no fixed size and cannot be made a vector")
+        env = gymnasium.wrappers.FlattenObservation(env)
+    if env.observation_space.dtype != np.float32:
+        env = gymnasium.wrappers.DtypeObservation(env, np.float32)
+    return env
+
+
+def has_image(space: Space[Any]) -> bool:
+    """Whether a space is, or a Tuple or Dict space holds, a Box of rank 3."""
+    if isinstance(space, Dict):
+        return any(has_image(part) for part in space.spaces.values())
+    if isinstance(space, Tuple):
+        return any(has_image(part) for part in space.spaces)
+    return isinstance(space, Box) and len(space.shape) == 3

@@ -1,0 +1,80 @@
+"""What a policy must know of an action space, and how its raw actions become legal ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+
+from rlkit.envs.streams import Array
+
+
+@dataclass(frozen=True, eq=False)
+class ActionSpec:
+    """An action space as a policy sees it.
+
+    A discrete space has one head for each dimension, whose raw action counts from 0; a continuous one has A =
+    `size` raw numbers, bounded or not.
+    """
+
+    kind: Literal["discrete", "continuous"]
+    space: Space[Any]
+    sizes: tuple[int, ...]  # number of actions of each head; () when continuous
+    size: int  # raw numbers of one action: heads, or A
+    low: Array  # float32 [A], -inf where unbounded; [0] when discrete
+    high: Array
+
+    @classmethod
+    def of(cls, space: Space[Any]) -> ActionSpec:
+        """Return the specification of Box, Discrete, MultiDiscrete or MultiBinary.
+
+        Raises:
+            ValueError: another kind of space, or a Box of integers.
+        """
+        if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+            low, high = (bound.astype(np.float32).ravel() for bound in (space.low, space.high))
+            return cls("continuous", space, (), math.prod(space.shape), low, high)
+        if isinstance(space, Discrete):
+            sizes: tuple[int, ...] = (int(space.n),)
+        elif isinstance(space, MultiDiscrete):
+            sizes = tuple(space.nvec.ravel().tolist())
+        elif isinstance(space, MultiBinary):
+            sizes = (2,) * math.prod(space.shape)
+        else:
+            raise ValueError(
+                f"the action space {space} is none of Box (of floats), Discrete, MultiDiscrete, MultiBinary"
+            )
+        nothing = np.zeros(0, np.float32)
+        return cls("discrete", space, sizes, len(sizes), nothing, nothing)
+
+    def check_squash(self) -> None:
+        """Raise ValueError if tanh cannot reach the bounds because one is infinite."""
+        if self.kind == "continuous" and not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            raise ValueError(
+                f"policy.squash=true needs finite action bounds, the action space is {self.space}"
+            )
+
+    def legal(self, raw: Array, squash: bool = False) -> Array:
+        """Return what the vector environment's step expects from raw actions [lanes, heads or A].
+
+        Discrete: the index plus the space's start, [lanes]; several heads: [lanes, *shape]. Box: clipped to
+        the bounds (an infinite side does not clip) or, with squash, low + (tanh(raw) + 1) / 2 * (high - low);
+        [lanes, *shape].
+        """
+        raw = np.asarray(raw)
+        space: Any = self.space
+        if isinstance(space, Discrete):
+            action = raw.reshape(-1).astype(np.int64, copy=False)
+            return action + space.start if space.start else action
+        if self.kind == "discrete":
+            action = raw.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+            return action + space.start if isinstance(space, MultiDiscrete) and space.start.any() else action
+        if squash:
+            self.check_squash()
+            raw = self.low + (np.tanh(raw) + 1) / 2 * (self.high - self.low)
+        # Clipped after the cast and against the space's own bounds, so that rounding cannot leave them.
+        action = raw.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+        return np.clip(action, space.low, space.high)

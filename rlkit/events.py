@@ -1,0 +1,171 @@
+"""TensorBoard event files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HISTOGRAM_BINS = 30
+
+# The health page: title of a chart -> regular expressions, each matched against a whole tag.
+HEALTH: dict[str, tuple[str, ...]] = {
+    "return": (r"^episode/return(_recent)?$", r"^eval/return$"),
+    "ratio": (r"^ratio/(mean|min|max)$",),
+    "ratio: share clipped": (r"^ratio/clipped$",),
+    "advantage": (r"^advantage/(mean|std)$",),
+    "KL": (r"^kl/(old|ref|epoch_\d+)$",),
+    "gradient norm": (r"^grad_norm/(before|after)$",),
+    "entropy": (r"^entropy/mean$",),
+    "value: loss": (r"^loss/value$",),
+    "value: explained variance": (r"^value/explained_variance$",),
+    "schedules": (r"^schedule/(?!learning_rate$).*$",),
+    "schedules: learning rate": (r"^schedule/learning_rate$",),
+    "groups: share degenerate": (r"^group/degenerate$",),
+    "speed": (r"^speed/steps_per_second$",),
+}
+
+_serial = itertools.count()  # keeps the names of event files apart
+
+
+class Board:
+    """TensorBoard event files, one in each folder written to. Making one loads TensorBoard.
+
+    A log entry is one event with many values: one call for each value would cost ten times as much. A file is
+    appended and closed again, so any number of members needs no thread and no open file.
+    """
+
+    def __init__(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._Event, self._Summary, self._RecordWriter = Event, Summary, RecordWriter
+        self._paths: dict[Path, Path] = {}  # folder -> its event file
+
+    def write(
+        self,
+        folder: Path,
+        step: int,
+        scalars: Iterable[tuple[str, float]],
+        histograms: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Write scalars that are not nan and histograms (of finite values) that are not empty: one event."""
+        summary = self._Summary()
+        for name, value in scalars:
+            if not math.isnan(value):
+                summary.value.add(tag=name, simple_value=value)
+        for name, values in (histograms or {}).items():
+            if values.size:
+                summary.value.add(tag=name, histo=histogram(values))
+        if summary.value:
+            self._append(folder, step, summary)
+
+    def write_text(self, folder: Path, step: int, text: str, when: float | None = None) -> None:
+        """Write a line of the text `events`; `when` is its time, if that is not now."""
+        from tensorboard.plugins.text import metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        about = metadata.create_summary_metadata(display_name="events", description="")
+        summary = self._Summary()
+        summary.value.add(tag="events", metadata=about, tensor=make_tensor_proto([text.encode()]))
+        self._append(folder, step, summary, when)
+
+    def write_layout(self, folder: Path) -> None:
+        """Write the health page of the CUSTOM SCALARS tab."""
+        from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        charts = [
+            layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
+            for title, tags in HEALTH.items()
+        ]
+        layout = layout_pb2.Layout(category=[layout_pb2.Category(title="health", chart=charts)])
+        summary = self._Summary()
+        summary.value.add(
+            tag=metadata.CONFIG_SUMMARY_TAG,
+            metadata=metadata.create_summary_metadata(),
+            tensor=make_tensor_proto(layout.SerializeToString()),
+        )
+        self._append(folder, 0, summary)
+
+    def write_hparams(
+        self,
+        folder: Path,
+        step: int,
+        hparams: Mapping[str, str | int | float | bool],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Write a session of the HPARAMS tab: a folder with the hyperparameters, the metrics and nothing else.
+
+        No description of the experiment is written: TensorBoard takes the first it finds and hides every
+        hyperparameter not named there; without one it shows those of all runs. It then takes every scalar in
+        the session's folder for a metric, hence a folder of its own. (In the run's root the values would be
+        missing when TensorBoard is pointed at that run alone: the session is then ".", but its metrics are
+        looked for in "./.".)
+        """
+        from tensorboard.plugins.hparams import api_pb2, metadata
+        from tensorboard.plugins.hparams import plugin_data_pb2 as plugin
+
+        start = plugin.SessionStartInfo(start_time_secs=time.time())
+        for name, value in hparams.items():
+            if isinstance(value, bool):  # before numbers: a bool is an int
+                start.hparams[name].bool_value = value
+            elif isinstance(value, (int, float)) and math.isfinite(value):
+                start.hparams[name].number_value = value
+            else:
+                start.hparams[name].string_value = str(value)
+        end = plugin.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        summary = self._Summary()
+        for tag, data in (
+            (metadata.SESSION_START_INFO_TAG, plugin.HParamsPluginData(session_start_info=start)),
+            (metadata.SESSION_END_INFO_TAG, plugin.HParamsPluginData(session_end_info=end)),
+        ):
+            about = metadata.create_summary_metadata(data)
+            summary.value.add(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
+        self._append(folder, step, summary)
+        self.write(folder, step, metrics.items())
+
+    def _append(self, folder: Path, step: int, summary: Any, when: float | None = None) -> None:
+        events = [self._Event(wall_time=time.time() if when is None else when, step=step, summary=summary)]
+        if folder not in self._paths:
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}.{next(_serial)}"
+            self._paths[folder] = folder / name
+            events.insert(0, self._Event(wall_time=events[0].wall_time, file_version="brain.Event:2"))
+        with self._paths[folder].open("ab") as file:
+            for event in events:
+                self._RecordWriter(file).write(event.SerializeToString())
+
+
+def histogram(values: np.ndarray) -> dict[str, Any]:
+    """Return the fields of TensorBoard's HistogramProto: 30 bins of equal width between the extreme values.
+
+    Args:
+        values: finite float64 [n], n >= 1.
+    """
+    low, high = float(values.min()), float(values.max())
+    width = high / HISTOGRAM_BINS - low / HISTOGRAM_BINS  # never overflows
+    if width > 0:
+        # np.histogram refuses values that differ by a few units in the last place, as the first ratios do
+        index = np.minimum(((values - low) / width).astype(np.int64), HISTOGRAM_BINS - 1)
+        counts = np.bincount(index, minlength=HISTOGRAM_BINS).tolist()
+        limits = [*(low + width * np.arange(1, HISTOGRAM_BINS)).tolist(), high]
+    else:
+        counts, limits = [values.size], [high]
+    return {
+        "min": low,
+        "max": high,
+        "num": values.size,
+        "sum": float(values.sum()),
+        "sum_squares": float(values @ values),
+        "bucket_limit": limits,
+        "bucket": counts,
+    }

@@ -1,0 +1,174 @@
+"""The log of a run: TensorBoard events, `metrics.csv` and the console."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from rlkit.console import make_console
+from rlkit.events import Board
+from rlkit.interquartile import interquartile_mean
+
+__all__ = ["Logger", "MetricsFile", "interquartile_mean"]
+
+BY_MEMBER = ("eval/", "episode/")  # scalars with a curve for each member
+HPARAMS_FOLDER = "hparams"
+
+
+class Logger:
+    """Writes what a run of M members measures to TensorBoard, to `metrics.csv` and to the console.
+
+    The run's folder gets the interquartile mean over members of every scalar (the value itself if M = 1), at
+    the mean of the members' steps. With several members `member_00`, `member_01` ... get the `eval/` and
+    `episode/` scalars of each, at its own steps. When `log` returns all is on disk, and no file stays open.
+
+    Args:
+        folder: the run directory; it is made if need be. A `metrics.csv` in it is continued.
+        members: number of members, M.
+        total_steps: environment steps planned for each member.
+        title: what is trained, for the console.
+        show: console output, "auto", "rich", "plain" or "off".
+
+    Raises:
+        ValueError: `show` is none of these, or the folder's `metrics.csv` has another number of members.
+    """
+
+    def __init__(
+        self, folder: Path, *, members: int, total_steps: int, title: str, show: str = "auto"
+    ) -> None:
+        self.members = members
+        self._folder = Path(folder)
+        self._names = [f"member_{m:0{max(2, len(str(members - 1)))}}" for m in range(members)]
+        self._console = make_console(show, members, total_steps, title)
+        self._csv = MetricsFile(self._folder / "metrics.csv", self._names if members > 1 else [])
+        self._board: Board | None = None
+        self._step = 0  # mean over members at the last log entry
+        self._waiting: list[tuple[float, str]] = []  # (time, text) of messages before the first log entry
+
+    def log(
+        self,
+        steps: np.ndarray,
+        scalars: dict[str, np.ndarray],
+        histograms: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        """Write one entry.
+
+        Args:
+            steps: environment steps of each member, int [M].
+            scalars: "area/name" -> [M]; nan where a member did not measure it.
+            histograms: name -> values of all members together. Values that are not finite are left out; their
+                share, if there are any, is the scalar `<name>/nonfinite`.
+
+        Raises:
+            ValueError: a scalar does not have one value for each member.
+        """
+        steps = np.asarray(steps)
+        finite: dict[str, np.ndarray] = {}
+        for name, sample in (histograms or {}).items():
+            flat = np.asarray(sample, dtype=np.float64).ravel()
+            good = np.isfinite(flat)
+            finite[name] = flat if good.all() else flat[good]
+            if not good.all():
+                scalars = scalars | {f"{name}/nonfinite": np.full(self.members, 1.0 - good.mean())}
+        values = self._matrix(scalars)  # [K, M]
+        middle = interquartile_mean(values).astype(np.float32)  # [K]
+        self._step = round(float(steps.mean()))
+
+        self._open_board().write(self._folder, self._step, zip(scalars, middle.tolist(), strict=True), finite)
+        if self.members > 1:
+            self._log_members(steps, scalars, values)
+        self._csv.append(self._step, list(scalars), middle, values)
+        self._console.logged(steps, scalars)
+
+    def progress(self, steps: np.ndarray, scalars: dict[str, np.ndarray]) -> None:
+        """Move the console only; costs next to nothing unless a refresh is due."""
+        self._console.progress(steps, scalars)
+
+    def message(self, text: str) -> None:
+        """Tell of an event: a line on the console, and one of the text `events` in TensorBoard."""
+        self._console.message(text)
+        if self._board is None:  # TensorBoard takes a moment to load: not before the first entry
+            self._waiting.append((time.time(), text))
+        else:
+            self._board.write_text(self._folder, self._step, text)
+
+    def hparams(
+        self, hparams: Mapping[str, str | int | float | bool], metrics: Mapping[str, float]
+    ) -> None:
+        """Write hyperparameters and final metrics (the finite ones) for TensorBoard's HPARAMS tab."""
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        self._open_board().write_hparams(self._folder / HPARAMS_FOLDER, self._step, hparams, finite)
+
+    def close(self) -> None:
+        """Write what still waits and give the terminal back as it was. A second call does nothing."""
+        self._console.close()
+        if self._waiting:
+            self._open_board()
+
+    def _matrix(self, scalars: dict[str, np.ndarray]) -> np.ndarray:
+        """The scalars as float32 [K, M], TensorBoard's precision."""
+        shape = (self.members,)
+        for name, value in scalars.items():
+            if np.shape(value) != shape:
+                raise ValueError(f"scalar {name!r} has shape {np.shape(value)}, expected {shape}")
+        with np.errstate(over="ignore"):  # what float32 cannot hold is inf, as in TensorBoard
+            return np.array(list(scalars.values()), dtype=np.float32).reshape(len(scalars), self.members)
+
+    def _log_members(self, steps: np.ndarray, scalars: dict[str, np.ndarray], values: np.ndarray) -> None:
+        """Write the curves of each member; `values` [K, M] are those of `scalars`."""
+        own = [k for k, name in enumerate(scalars) if name.startswith(BY_MEMBER)]
+        names = [name for name in scalars if name.startswith(BY_MEMBER)]
+        board = self._open_board()
+        for folder, step, column in zip(self._names, steps.tolist(), values[own].T.tolist(), strict=True):
+            board.write(self._folder / folder, step, zip(names, column, strict=True))
+
+    def _open_board(self) -> Board:
+        if self._board is None:
+            self._board = Board()
+            self._board.write_layout(self._folder)
+            for when, text in self._waiting:
+                self._board.write_text(self._folder, 0, text, when)
+            self._waiting.clear()
+        return self._board
+
+
+class MetricsFile:
+    """`metrics.csv`: a row for each scalar of each log entry; the cell of a nan is empty.
+
+    Args:
+        path: a file that exists is continued, its seconds too; a last row torn by a crash is removed.
+        columns: names of the members' columns; none for a single member.
+
+    Raises:
+        ValueError: the file that exists has other columns.
+    """
+
+    def __init__(self, path: Path, columns: list[str]) -> None:
+        self._path, self._columns = path, columns
+        self._start = time.monotonic()
+        header = ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole and not whole.startswith(header):
+            members = len(columns) or 1
+            raise ValueError(f"{path} has other columns than a run of members={members}: use a new folder")
+        if text != whole or not whole:
+            path.write_text(whole or header)
+        last = whole.splitlines()[-1:]
+        if last and last != [header.rstrip()]:
+            self._start -= float(last[0].split(",")[1])
+
+    def append(self, step: int, names: list[str], middle: np.ndarray, values: np.ndarray) -> None:
+        """Add rows: `middle` [K] is the column `value`, `values` [K, M] are the members' columns."""
+        cells = np.column_stack([middle, values]) if self._columns else middle[:, None]
+        texts = np.where(np.isnan(cells), "", cells.astype(str)).tolist()  # shortest text of the same float32
+        seconds = f"{time.monotonic() - self._start:.3f}"
+        with self._path.open("a", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerows([step, seconds, name, *row] for name, row in zip(names, texts, strict=True))

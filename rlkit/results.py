@@ -1,0 +1,102 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlkit.console import on_terminal, rich_console
+from rlkit.interquartile import interquartile_mean
+
+WIDTH = 80  # columns
+LONG_TABLE = 20  # more members than this are listed several to a line
+MARKS = {"finished": " ", "solved": "*", "diverged": "!", "interrupted": "~"}
+STYLES = {"solved": "green", "diverged": "red", "interrupted": "yellow"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a member ended with."""
+
+    eval_return: float  # mean over the episodes of the final evaluation
+    status: str  # finished, solved, diverged or interrupted
+    steps: int  # environment steps executed
+    solved_at: int | None  # steps when it first held the environment's threshold; None: never
+
+
+def final_table(
+    results: Sequence[Result],
+    *,
+    title: str,
+    folder: Path | str,
+    commands: Sequence[str] = (),
+    show: str = "auto",
+) -> None:
+    """Print how a run ended: the members' returns, their interquartile mean, where it lies, how to see it.
+
+    Args:
+        results: one for each member.
+        title: heading, e.g. what was trained and how it was evaluated.
+        folder: the run directory.
+        commands: shell commands that show the run, printed unbroken.
+        show: "rich" for colours, "plain" for text without control codes, "auto", or "off": print nothing.
+    """
+    if show == "off":
+        return
+    lines = [("", ""), (title, "bold"), ("", "")]
+    lines += _rows(results) if len(results) <= LONG_TABLE else _grid(results)
+    if len(results) > 1:
+        lines += [("", ""), (_summary(results), "bold")]
+    lines += [("", ""), (f"run   {folder}", "")]
+    lines += [(f"{'' if k else 'show':<6}{command}", "") for k, command in enumerate(commands)]
+    if show == "rich" or (show == "auto" and on_terminal()):
+        output = rich_console()
+        for line, style in lines:
+            output.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    else:
+        print("\n".join(line for line, _ in lines), flush=True)
+
+
+def _rows(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """A line for each member, and its style."""
+    heading = f"{'member':>6}  {'return':>9}  {'status':<11}  {'steps':>11}  {'solved at':>11}"
+    lines = [(heading, "bold"), ("-" * len(heading), "dim")]
+    for m, result in enumerate(results):
+        solved = "-" if result.solved_at is None else f"{result.solved_at:,}"
+        cells = f"{m:>6}  {result.eval_return:>9,.1f}  {result.status:<11}  {result.steps:>11,}  {solved:>11}"
+        lines.append((cells, STYLES.get(result.status, "")))
+    return lines
+
+
+def _grid(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Members and their returns, several to a line, and what the marks mean."""
+    texts = [f"{result.eval_return:,.1f}" for result in results]
+    digits, longest = len(str(len(results) - 1)), max(map(len, texts))
+    cells = [
+        f"{m:>{digits}} {text:>{longest}}{MARKS.get(result.status, '?')}"
+        for m, (text, result) in enumerate(zip(texts, results, strict=True))
+    ]
+    per_line = max((WIDTH + 2) // (len(cells[0]) + 2), 1)
+    lines = ["  ".join(cells[i : i + per_line]).rstrip() for i in range(0, len(cells), per_line)]
+    counts = {status: sum(result.status == status for result in results) for status in MARKS}
+    kinds = [f"{count} {status} {MARKS[status]}".rstrip() for status, count in counts.items() if count]
+    steps = sorted(result.steps for result in results)
+    between = f"{steps[0]:,}" if steps[0] == steps[-1] else f"{steps[0]:,} to {steps[-1]:,}"
+    return [(line, "") for line in (*lines, "", f"{', '.join(kinds)}; {between} steps each")]
+
+
+def _summary(results: Sequence[Result]) -> str:
+    """Interquartile mean and extremes of the members' returns, and how many solved the environment."""
+    returns = np.array([result.eval_return for result in results], dtype=np.float64)
+    known = returns[~np.isnan(returns)]
+    solved = np.array([result.solved_at for result in results if result.solved_at is not None])
+    parts = [f"solved {solved.size} of {len(results)}"]
+    if solved.size:
+        parts[0] += f", at {float(interquartile_mean(solved)):,.0f} steps (IQM)"
+    if known.size:
+        middle = f"IQM {float(interquartile_mean(known)):,.1f}"
+        parts = [middle, f"min {known.min():,.1f}", f"max {known.max():,.1f}", *parts]
+    return "   ".join(parts)

@@ -1,0 +1,45 @@
+"""Builders that tests share: each test names only what it varies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlkit.build import build_learner, to_config
+from rlkit.loop import Learner
+from rlkit.train import compose
+
+SMALL = {
+    "ppo": ("num_envs=4", "algo.num_steps=8", "algo.num_epochs=2", "algo.num_minibatches=2"),
+    "grpo": (
+        "num_envs=6",
+        "algo.group_size=3",
+        "algo.max_episode_steps=30",
+        "algo.num_epochs=2",
+        "algo.num_minibatches=2",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums differ with the number of threads; one is also the fastest at test sizes."""
+    torch.set_num_threads(1)
+
+
+def small_learner(algo: str, *overrides: str) -> Learner:
+    """A learner of a few rows on CartPole."""
+    base = [f"algo={algo}", "tuned=none", "total_steps=100000", "policy.hidden=[8,8]", *SMALL[algo]]
+    config, _ = compose([*base, *overrides])
+    return build_learner(to_config(config))
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    """All parameters of each member, [M, P], actor first."""
+    return torch.cat([p.detach().reshape(p.shape[0], -1) for p in learner.policy.parameters()], 1)
+
+
+def train(learner: Learner, iterations: int) -> Learner:
+    for _ in range(iterations):
+        learner.iterate()
+    return learner

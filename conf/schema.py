@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message is one sentence for each fault, one on a line."""
+
+
 def key(default: Any, doc: str, **bounds: Any) -> Any:
     """A dataclass field with a meaning and bounds: gt, ge, lt, le (numbers), choices (a tuple of values)."""
     metadata = {"doc": doc, "bounds": bounds}
@@ -25,8 +29,8 @@ def key(default: Any, doc: str, **bounds: Any) -> Any:
 
 @dataclass
 class EnvConfig:
-    name: str = key("CartPole", "name of the environment's folder under runs/")
-    id: str = key("CartPole-v1", "Gymnasium id, also `module:Id-v0`; choose `env=gym` to set it")
+    name: str = key("???", "name of the environment's folder under runs/")
+    id: str = key("???", "Gymnasium id, also `module:Id-v0`; choose `env=gym` to set it")
     backend: str = key("native", "who steps it", choices=("native", "sync", "async"))
     normalize_observation: bool = key(False, "divide observations by running statistics of each member")
     normalize_reward: bool = key(False, "divide rewards by the running deviation of the discounted return")
@@ -141,6 +145,23 @@ def keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field
             yield f"{prefix}{f.name}", f, value
 
 
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word",
+    "list[int]": "a list of whole numbers",
+    "list[float]": "a list of numbers",
+    "dict[str, Any]": "keys and values",
+}
+
+
+def type_in_words(f: dataclasses.Field[Any]) -> str:
+    """Say the type of a field: "a whole number", "a number or null" ..."""
+    name, _, optional = str(f.type).partition(" | ")
+    return TYPES[name] + (" or null" if optional else "")
+
+
 def allowed(bounds: dict[str, Any]) -> str:
     """Say bounds in words: "> 0", "between 0 and 1", "one of a, b"."""
     if "choices" in bounds:
@@ -154,10 +175,13 @@ def problems(config: Config) -> Iterator[str]:
     for name, f, value in keys(config):
         bounds = f.metadata["bounds"]
         if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name} is {value}; it must be a finite number"
+            yield f"{name} is {value}; it must be a finite number {allowed(bounds)}".rstrip()
         elif value is not None and not _within(value, bounds):
             yield f"{name} is {value}; it must be {allowed(bounds)}"
-    for name, widths in (("policy.hidden", config.policy.hidden), ("policy.critic_hidden", config.policy.critic_hidden)):
+    for name, widths in (
+        ("policy.hidden", config.policy.hidden),
+        ("policy.critic_hidden", config.policy.critic_hidden),
+    ):
         if widths is not None and any(width < 1 for width in widths):
             yield f"{name} is {list(widths)}; every width must be >= 1"
     if config.policy.shared_trunk and not config.policy.hidden:
@@ -173,6 +197,8 @@ def problems(config: Config) -> Iterator[str]:
         final = getattr(config.algo.schedule, name).final
         if final < 0:
             yield f"algo.schedule.{name}.final is {final:g}; it must be >= 0"
+    if config.stop_when_solved and not config.eval.every:
+        yield "stop_when_solved is true and eval.every is 0; it needs evaluations during training: eval.every must be >= 1"
     if isinstance(config.algo, PPOConfig):
         yield from _ppo_problems(config, config.algo)
     if isinstance(config.algo, GRPOConfig):
@@ -203,6 +229,11 @@ def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
         yield (
             f"num_envs is {config.num_envs}; with algo=grpo it must be a multiple of "
             f"algo.group_size, which is {algo.group_size}"
+        )
+    if config.total_steps < config.num_envs:
+        yield (
+            f"total_steps is {config.total_steps}; it must be >= {config.num_envs}, since a rollout is an episode in each "
+            f"of num_envs environments"
         )
     if algo.num_minibatches > config.num_envs:
         yield (
@@ -237,7 +268,22 @@ def options(group: str) -> list[str]:
     """Names that `group=` accepts: the YAML files of the group's folder."""
     from importlib.resources import files
 
-    return sorted(f.name.removesuffix(".yaml") for f in files(__package__).joinpath(group).iterdir() if ".yaml" in f.name)
+    folder = files(__package__).joinpath(group)
+    found = folder.iterdir() if folder.is_dir() else ()  # a group without a file has no folder in a fresh clone
+    return sorted(file.name.removesuffix(".yaml") for file in found if file.name.endswith(".yaml"))
+
+
+def environment_id(name: str) -> str | None:
+    """The Gymnasium id that `env=name` selects; None if there is no such choice, or if it leaves the id open."""
+    from importlib.resources import files
+
+    from omegaconf import OmegaConf
+
+    file = files(__package__).joinpath("env", f"{name}.yaml")
+    if not file.is_file():
+        return None
+    node = OmegaConf.create(file.read_text())
+    return None if OmegaConf.is_missing(node, "id") else str(node["id"])
 
 
 def help_text() -> str:

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.spaces import Space
+from gymnasium.vector import AutoresetMode
 
 BACKENDS = ("native", "sync", "async")
 NATIVE = {"CartPole-v1": "rlkit.envs.cartpole:CartPoleVectorEnv"}  # Gymnasium id -> batched class
 
-__all__ = ["BACKENDS", "NATIVE", "make", "register", "spec_of"]
+__all__ = ["BACKENDS", "NATIVE", "MaskedVectorEnv", "make", "register", "spec_of"]
+
+
+class MaskedVectorEnv(Protocol):
+    """What `make` returns, as types: a Gymnasium VectorEnv whose `step` takes a mask and `reset` a list of seeds."""
+
+    num_envs: int
+    metadata: dict[str, Any]
+    single_observation_space: Space[Any]
+    single_action_space: Space[Any]
+    spec: EnvSpec | None
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]: ...
+
+    def step(self, actions: Any, mask: Any = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]: ...
+
+    def render(self) -> tuple[Any, ...] | None: ...
+
+    def close(self) -> None: ...
 
 
 def make(
@@ -26,7 +48,7 @@ def make(
     render_mode: str | None = None,
     flatten_images: bool = False,
     **kwargs: Any,
-) -> VectorEnv[Any, Any, Any]:
+) -> MaskedVectorEnv:
     """Make `num_envs` lanes of an environment, observed as flat float32 vectors [lanes, D].
 
     Whatever the backend, `reset` takes a list of seeds and `options["reset_mask"]`, `step(actions, mask)`
@@ -54,20 +76,21 @@ def make(
         native = NATIVE.get(spec.id.removeprefix("rlkit/"))
         if native is None:
             raise ValueError(
-                f"{id} has no native backend (those with one: {', '.join(NATIVE)}); use backend=sync or backend=async"
+                f"{id} has no native backend (only {', '.join(NATIVE)}); use backend=sync or backend=async"
             )
         module, name = native.split(":")
         native_class = getattr(importlib.import_module(module), name)
-        envs: VectorEnv[Any, Any, Any] = native_class(
-            num_envs, max_episode_steps, autoreset_mode, render_mode, **kwargs
-        )
+        envs: MaskedVectorEnv = native_class(num_envs, max_episode_steps, autoreset_mode, render_mode, **kwargs)
         envs.spec = spec
         return envs
 
     from rlkit.envs.gym import MaskedAsyncVectorEnv, MaskedSyncVectorEnv, flat_observations
 
+    if render_mode is not None:  # not every environment knows the argument
+        kwargs["render_mode"] = render_mode
+
     def copy() -> gymnasium.Env[Any, Any]:
-        env = gymnasium.make(spec, max_episode_steps=max_episode_steps, render_mode=render_mode, **kwargs)
+        env = gymnasium.make(spec, max_episode_steps=max_episode_steps, **kwargs)
         return flat_observations(env, flatten_images)
 
     vector_class = MaskedSyncVectorEnv if backend == "sync" else MaskedAsyncVectorEnv

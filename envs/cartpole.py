@@ -22,9 +22,7 @@ X_LIMIT = 2.4  # m
 THETA_LIMIT = 12 * 2 * math.pi / 360  # rad
 
 
-def cartpole(
-    state: Any, action: Any, sutton_barto_reward: bool = False, xp: Any = None
-) -> tuple[Any, Any, Any]:
+def cartpole(state: Any, action: Any, sutton_barto_reward: bool = False, xp: Any = None) -> tuple[Any, Any, Any]:
     """Return (next state, reward, terminated) of the cart and pole of Barto, Sutton and Anderson (1983).
 
     With force F = +-10 N, total mass m, pole mass mp, half length l (frictionless, equations as corrected by
@@ -50,9 +48,7 @@ def cartpole(
     cos, sin = xp.cos(theta), xp.sin(theta)
     force = action * (2 * FORCE) - FORCE
     temp = (force + POLE_MASS_LENGTH * xp.square(theta_dot) * sin) / TOTAL_MASS
-    theta_acc = (GRAVITY * sin - cos * temp) / (
-        HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * xp.square(cos) / TOTAL_MASS)
-    )
+    theta_acc = (GRAVITY * sin - cos * temp) / (HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * xp.square(cos) / TOTAL_MASS))
     rate = xp.empty_like(state)  # d state / dt
     rate[0], rate[2] = state[1], theta_dot
     rate[1] = temp - POLE_MASS_LENGTH * theta_acc * cos / TOTAL_MASS

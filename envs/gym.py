@@ -5,13 +5,15 @@ Masked: `step(actions, mask)` leaves the lanes where the mask is False alone, as
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import signal
+import traceback
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from multiprocessing.connection import wait
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import Env
 from gymnasium.spaces import Box, Dict, Space, Tuple
@@ -19,17 +21,16 @@ from gymnasium.spaces.utils import flatten_space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import iterate
+from gymnasium.wrappers import FlattenObservation, TransformObservation
 
-from rlkit.envs.native import Seeds, Step, checked_mask, lane_seeds
-from rlkit.envs.streams import Array
+from rlkit.envs.native import Step, checked_mask
+from rlkit.envs.streams import Array, Seeds, lane_seeds
 
 
 class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
     """SyncVectorEnv whose `step` takes a mask."""
 
-    def reset(
-        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As SyncVectorEnv; a list of seeds may hold any integers."""
         return super().reset(seed=lane_seeds(seed, self.num_envs), options=own_options(options))
 
@@ -40,9 +41,7 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
         waiting = self._autoreset_envs & ~active  # ended before, idle now: their reset stays due
         self._autoreset_envs &= active
         envs = self.envs
-        stepped = [
-            env if on else _Idle(obs) for env, on, obs in zip(envs, active, self._env_obs, strict=True)
-        ]
+        stepped = [env if on else _Idle(obs) for env, on, obs in zip(envs, active, self._env_obs, strict=True)]
         self.envs = stepped  # type: ignore[assignment]
         try:
             obs, reward, terminated, truncated, info = super().step(actions)
@@ -78,26 +77,28 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         self._active = np.ones(len(env_fns), np.bool_)
         super().__init__(env_fns, worker=_worker, autoreset_mode=autoreset_mode)
 
-    def reset(
-        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As AsyncVectorEnv; a list of seeds may hold any integers."""
-        options = own_options(options)
-        self._ended[(options or {}).get("reset_mask", slice(None))] = False
+        lanes = (options or {}).get("reset_mask", slice(None))
         try:
-            return super().reset(seed=lane_seeds(seed, self.num_envs), options=options)
+            answer = super().reset(seed=lane_seeds(seed, self.num_envs), options=own_options(options))
         except (EOFError, ConnectionError) as error:
+            if self.closed:  # the environment's own error, raised from its worker
+                raise
             raise self._worker_died() from error
+        self._ended[lanes] = False
+        return answer
 
     def step(self, actions: Any, mask: Array | None = None) -> Step:
         """Step the lanes where mask, bool [lanes], is True; the contract of `NativeVectorEnv.step`."""
         active = active_lanes(mask, self.num_envs)
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            refuse_ended(self.autoreset_mode, self._ended & active)
+        refuse_ended(self.autoreset_mode, self._ended & active)
         try:
             self.step_async(actions, active)
             return self.step_wait()
         except (EOFError, ConnectionError) as error:
+            if self.closed:  # the environment's own error, raised from its worker
+                raise
             raise self._worker_died() from error
 
     def step_async(self, actions: Any, mask: Array | None = None) -> None:
@@ -118,7 +119,8 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         successes = []
         for lane in self._active.nonzero()[0].tolist():
             if timeout is not None and not self.parent_pipes[lane].poll(timeout):
-                raise TimeoutError(f"environment {lane} gave no answer to step within {timeout} s")
+                self._state = AsyncState.DEFAULT
+                raise multiprocessing.TimeoutError(f"environment {lane} gave no answer to step within {timeout} s")
             answer, success = self.parent_pipes[lane].recv()
             successes.append(success)
             if success:
@@ -147,9 +149,10 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
     def _worker_died(self) -> RuntimeError:
         """End the other workers; return the error that says which one is gone."""
         self._state = AsyncState.DEFAULT
-        dead = [i for i, process in enumerate(self.processes) if process.exitcode is not None]
+        ended = wait([process.sentinel for process in self.processes], timeout=5.0)
+        dead = [lane for lane, process in enumerate(self.processes) if process.sentinel in ended]
         self.close(terminate=True)
-        return RuntimeError(f"the worker process of environment {dead or 'unknown'} ended unexpectedly")
+        return RuntimeError(f"the worker process of environment {dead} ended unexpectedly")
 
 
 class _PicklableErrors:
@@ -167,11 +170,14 @@ class _PicklableErrors:
         self.queue.put((index, kind, error, trace))
 
 
-def _worker(
-    index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any
-) -> None:
+def _worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _async_worker(index, env_fn, pipe, parent_pipe, memory, _PicklableErrors(errors), *rest)  # type: ignore[arg-type]
+    errors = _PicklableErrors(errors)
+    try:
+        _async_worker(index, env_fn, pipe, parent_pipe, memory, errors, *rest)
+    except Exception as error:  # Gymnasium's worker sends all but what making the environment raises
+        errors.put((index, type(error), error, traceback.format_exc()))
+        pipe.send((None, False))
 
 
 def active_lanes(mask: Array | None, lanes: int) -> Array:
@@ -220,10 +226,18 @@ def flat_observations(env: Env[Any, Any], flatten_images: bool = False) -> Env[A
     if not isinstance(space, Box) or len(space.shape) != 1:
         if not isinstance(flatten_space(space), Box):
             raise ValueError(f"{name} observes {space}, which has no fixed size and cannot be made a vector")
-        env = gymnasium.wrappers.FlattenObservation(env)
-    if env.observation_space.dtype != np.float32:
-        env = gymnasium.wrappers.DtypeObservation(env, np.float32)
+        env = FlattenObservation(env)
+    space = env.observation_space
+    if isinstance(space, Box) and space.dtype != np.float32:
+        with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        env = TransformObservation(env, as_float32, Box(low, high, dtype=np.float32))
     return env
+
+
+def as_float32(obs: Any) -> Array:
+    """Return the observation in float32."""
+    return np.asarray(obs, dtype=np.float32)
 
 
 def has_image(space: Space[Any]) -> bool:

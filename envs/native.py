@@ -1,14 +1,13 @@
 """The batched base of the classic-control environments: many lanes as a structure of NumPy arrays.
 
 A subclass gives the dynamics (`transition`), the observation (`observe`) and the start states. What the
-vector API
-asks for is here once: three autoreset modes, masks, time limits, seeds, final observations, state, rendering.
+vector API asks for is here once: three autoreset modes, masks, time limits, seeds, final observations, state,
+rendering.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -17,9 +16,8 @@ from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlkit.envs.streams import Array, Bound, LaneStreams
+from rlkit.envs.streams import Array, Bound, LaneStreams, Seeds, lane_seeds
 
-Seeds = int | Sequence[int | None] | None
 Step = tuple[Array, Array, Array, Array, dict[str, Any]]
 
 
@@ -53,9 +51,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ValueError(f"max_episode_steps={max_episode_steps} must be 1 or more")
         if render_mode not in (None, "rgb_array"):
-            raise ValueError(
-                f"render_mode={render_mode!r} must be None or 'rgb_array' for a native environment"
-            )
+            raise ValueError(f"render_mode={render_mode!r} must be None or 'rgb_array' for a native environment")
         spec = gymnasium.spec(self.scalar_id)
         scalar = gymnasium.make(spec, render_mode=render_mode, disable_env_checker=True, **kwargs)
         self.scalar: Any = scalar.unwrapped
@@ -72,7 +68,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         }
         self.single_observation_space = self.scalar.observation_space
         self.single_action_space = self.scalar.action_space
-        self._action_shape = self.single_action_space.shape or ()
+        self._actions_shape = (num_envs, *(self.single_action_space.shape or ()))
         self._choices = int(getattr(self.single_action_space, "n", 0))  # 0: a continuous action
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -109,15 +105,12 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         """Put one lane's state [S] into the scalar environment, whose renderer then draws it."""
         self.scalar.state = state
 
-    def reset(
-        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
-    ) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start new episodes.
 
         Args:
             seed: None: every lane goes on with its own random stream; an int: lane i gets seed + i; a list:
-                one seed (or None) for each lane. Lanes of equal seeds start alike, at this and every later
-                reset.
+                one seed (or None) for each lane. Lanes of equal seeds start alike, now and at later resets.
             options: `reset_mask`, bool [lanes]: the lanes to reset (all, when absent); `low`, `high`: bounds
                 of this reset's start states.
 
@@ -130,10 +123,8 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
             lanes = checked_mask(options["reset_mask"], self.num_envs, "options['reset_mask']").nonzero()[0]
             if not len(lanes):
                 raise ValueError("options['reset_mask'] must choose at least one lane")
-        if self._state is None:
-            if len(lanes) < self.num_envs:
-                raise RuntimeError("the first reset must be of all lanes, without options['reset_mask']")
-            self._state = np.empty((len(self.start(np.zeros((1, self.start_size)))), self.num_envs))
+        if self._state is None and len(lanes) < self.num_envs:
+            raise RuntimeError("the first reset must be of all lanes, without options['reset_mask']")
         seeds = lane_seeds(seed, self.num_envs)
         if seed is not None:
             self.streams.seed(lanes.tolist(), [seeds[lane] for lane in lanes.tolist()])
@@ -141,6 +132,8 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
             draws = self.streams.uniform(lanes, *self.start_bounds(options), self.start_size)
         else:
             draws = self.streams.starts(lanes)
+        if self._state is None:
+            self._state = np.empty((len(self.start(draws)), self.num_envs))
         self._begin(lanes, draws)
         return self.observe(self._state), {}
 
@@ -154,9 +147,8 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
 
         Returns:
             obs [lanes, D] float32, reward [lanes] float64, terminated and truncated [lanes] bool (both may be
-            True),
-            and info: under SAME_STEP, when a lane ended, `final_obs` [lanes, D] (zero in the other rows) and
-            `_final_obs`, bool [lanes].
+            True), and info: under SAME_STEP, when a lane ended, `final_obs` [lanes, D] (zero in the other
+            rows) and `_final_obs`, bool [lanes].
 
         Raises:
             ValueError: an action is out of range, or an array has the wrong shape.
@@ -164,11 +156,14 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         """
         if self._state is None:
             raise RuntimeError("call reset() before step()")
+        actions = np.asarray(actions)
+        if actions.shape != self._actions_shape:
+            raise ValueError(f"actions have shape {actions.shape}, {self._actions_shape} is needed")
         packed = self._any_pending and (self.draws_in_step or self.autoreset_mode is AutoresetMode.DISABLED)
         if mask is None and not packed:
-            reward, terminated, truncated = self._step_all(np.asarray(actions))
+            reward, terminated, truncated = self._step_all(actions)
         else:
-            reward, terminated, truncated = self._step_some(np.asarray(actions), mask)
+            reward, terminated, truncated = self._step_some(actions, mask)
         obs = self.observe(self._state)
         ended = terminated | truncated
         if not np.count_nonzero(ended):
@@ -184,7 +179,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         return obs, reward, terminated, truncated, {"final_obs": final_obs, "_final_obs": ended}
 
     def _step_all(self, actions: Array) -> tuple[Array, Array, Array]:
-        actions = self._checked(actions, self.num_envs)
+        actions = self._checked(actions)
         self._state, reward, terminated = self.transition(self._state, actions, self._lanes)  # type: ignore[arg-type]
         self._steps += 1
         truncated = self._steps >= self.max_episode_steps
@@ -212,14 +207,8 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
                 self._begin(lanes[due], self.streams.starts(lanes[due]))
                 lanes = lanes[~due]
         if len(lanes):
-            if len(actions) != self.num_envs:
-                raise ValueError(
-                    f"actions have {len(actions)} rows, one for each of {self.num_envs} lanes is needed"
-                )
-            chosen = self._checked(actions[lanes], len(lanes))
-            state, reward[lanes], terminated[lanes] = self.transition(
-                self._state.take(lanes, 1), chosen, lanes
-            )
+            chosen = self._checked(actions[lanes])
+            state, reward[lanes], terminated[lanes] = self.transition(self._state.take(lanes, 1), chosen, lanes)
             self._state[:, lanes] = state
             steps = self._steps[lanes] + 1
             self._steps[lanes] = steps
@@ -236,17 +225,13 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
             self._any_pending = bool(np.count_nonzero(self._pending))
         return start
 
-    def _checked(self, actions: Array, count: int) -> Array:
-        if actions.shape[0] != count or actions.shape[1:] != self._action_shape:
-            needed = (self.num_envs, *self._action_shape)
-            raise ValueError(f"actions have shape {actions.shape}, {needed} is needed")
+    def _checked(self, actions: Array) -> Array:
+        """Return the actions after checking that they are in range; discrete ones become int64."""
         choices = self._choices
         if choices:
             if actions.dtype != np.int64:
                 if actions.dtype.kind not in "iu":
-                    raise ValueError(
-                        f"actions are {actions.dtype}, integers from 0 to {choices - 1} are needed"
-                    )
+                    raise ValueError(f"actions are {actions.dtype}, integers from 0 to {choices - 1} are needed")
                 actions = actions.astype(np.int64)
             # As unsigned numbers the negative ones are huge, so one comparison finds both kinds of fault.
             if np.count_nonzero(actions.view(np.uint64) >= choices):
@@ -280,9 +265,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         arrays = {name: np.asarray(value) for name, value in state.items()}
         for name, value in arrays.items():
             if len(value) != self.num_envs:
-                raise ValueError(
-                    f"state[{name!r}] is of {len(value)} lanes, this environment has {self.num_envs}"
-                )
+                raise ValueError(f"state[{name!r}] is of {len(value)} lanes, this environment has {self.num_envs}")
         self._state = np.array(arrays["state"].T, dtype=np.float64, order="C")
         self._steps = np.array(arrays["steps"], dtype=np.int64)
         self._pending = np.array(arrays["pending"], dtype=np.bool_)
@@ -304,25 +287,9 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         self.scalar.close()
 
 
-def lane_seeds(seed: Seeds, lanes: int) -> list[int | None]:
-    """Return one seed for each lane: None for all, seed + i, or the given list, checked."""
-    if seed is None:
-        return [None] * lanes
-    if isinstance(seed, (int, np.integer)):
-        seed = range(int(seed), int(seed) + lanes)
-    seeds = [None if s is None else int(s) for s in seed]
-    if len(seeds) != lanes:
-        raise ValueError(f"seed has {len(seeds)} entries, one for each of {lanes} lanes is needed")
-    if any(s is not None and s < 0 for s in seeds):
-        raise ValueError(f"seed {min(s for s in seeds if s is not None)} is negative, seeds are 0 or more")
-    return seeds
-
-
 def checked_mask(mask: Any, lanes: int, name: str) -> Array:
     """Return a mask as an array after checking that it is bool [lanes]."""
     mask = np.asarray(mask)
     if mask.dtype != np.bool_ or mask.shape != (lanes,):
-        raise ValueError(
-            f"{name} has dtype {mask.dtype} and shape {mask.shape}, bool and ({lanes},) is needed"
-        )
+        raise ValueError(f"{name} has dtype {mask.dtype} and shape {mask.shape}, bool and ({lanes},) is needed")
     return mask  # type: ignore[no-any-return]

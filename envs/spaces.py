@@ -53,9 +53,7 @@ class ActionSpec:
     def check_squash(self) -> None:
         """Raise ValueError if tanh cannot reach the bounds because one is infinite."""
         if self.kind == "continuous" and not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
-            raise ValueError(
-                f"policy.squash=true needs finite action bounds, the action space is {self.space}"
-            )
+            raise ValueError(f"policy.squash=true needs finite action bounds, the action space is {self.space}")
 
     def legal(self, raw: Array, squash: bool = False) -> Array:
         """Return what the vector environment's step expects from raw actions [lanes, heads or A].

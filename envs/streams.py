@@ -16,6 +16,7 @@ from gymnasium.utils import seeding
 
 Array = npt.NDArray[Any]
 Bound = float | Array
+Seeds = int | Sequence[int | None] | None
 
 _BLOCK = 32  # start states drawn at once for one lane
 _LOW_64 = (1 << 64) - 1
@@ -80,7 +81,7 @@ class LaneStreams:
         return np.array(draws).reshape(len(draws), size)
 
     def get_state(self) -> Array:
-        """Return each lane's position in its stream, int64 [lanes, 4]: the generator's two 128-bit numbers."""
+        """Return each lane's position in its stream, int64 [lanes, 4]: its generator's two 128-bit words."""
         words = np.empty((len(self._seeds), 4), dtype=np.uint64)
         for lane, row in enumerate(words):
             number = self._rewound(lane).bit_generator.state["state"]
@@ -122,3 +123,17 @@ class LaneStreams:
 def _move(rng: np.random.Generator, doubles: int) -> None:
     """Move a generator along its stream; a double takes one step of PCG64."""
     rng.bit_generator.advance(doubles)  # type: ignore[attr-defined]
+
+
+def lane_seeds(seed: Seeds, lanes: int) -> list[int | None]:
+    """Return one seed for each lane: None for all, seed + i, or the given list, checked."""
+    if seed is None:
+        return [None] * lanes
+    if isinstance(seed, (int, np.integer)):
+        seed = range(int(seed), int(seed) + lanes)
+    seeds = [None if s is None else int(s) for s in seed]
+    if len(seeds) != lanes:
+        raise ValueError(f"seed has {len(seeds)} entries, one for each of {lanes} lanes is needed")
+    if any(s is not None and s < 0 for s in seeds):
+        raise ValueError(f"seed {min(s for s in seeds if s is not None)} is negative, seeds are 0 or more")
+    return seeds

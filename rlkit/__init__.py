@@ -1,9 +1,9 @@
 """rlkit: PPO and GRPO for classic control, many members at once.
 
-    import rlkit
-    run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
-    agent = rlkit.load(run.folder)
-    action = agent.act(observation)
+import rlkit
+run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
+agent = rlkit.load(run.folder)
+action = agent.act(observation)
 """
 
 from __future__ import annotations

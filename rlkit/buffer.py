@@ -112,9 +112,7 @@ class Batch(Mapping[str, Tensor]):
         flat = (rows + torch.arange(members, device=rows.device)[:, None] * height).flatten()
         return Batch(
             {
-                name: x.reshape(members * height, *x.shape[2:])
-                .index_select(0, flat)
-                .view(members, -1, *x.shape[2:])
+                name: x.reshape(members * height, *x.shape[2:]).index_select(0, flat).view(members, -1, *x.shape[2:])
                 for name, x in self.columns.items()
             },
             self.count,
@@ -150,7 +148,9 @@ def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Return the rows `rows` [M, B] (as given by `valid_rows`) of a rollout field [T, M, N, ...], as [M, B, ...]."""
     time, members, envs = x.shape[:3]
     flat = (rows // envs * (members * envs) + rows % envs) + torch.arange(members, device=x.device)[:, None] * envs
-    return x.reshape(time * members * envs, *x.shape[3:]).index_select(0, flat.flatten()).view(*rows.shape, *x.shape[3:])
+    return (
+        x.reshape(time * members * envs, *x.shape[3:]).index_select(0, flat.flatten()).view(*rows.shape, *x.shape[3:])
+    )
 
 
 def flatten(rollout: Rollout) -> Batch:

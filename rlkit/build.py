@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from omegaconf import DictConfig, OmegaConf
@@ -14,8 +16,19 @@ from omegaconf.errors import MissingMandatoryValue
 
 from rlkit.advantage import AGGREGATIONS, CRITIC_BASED, find_estimator
 from rlkit.algos import ALGORITHMS
-from rlkit.conf.schema import ALGO_SCHEMAS, AlgoConfig, Config, GRPOConfig, PPOConfig, ScheduleConfig, problems
+from rlkit.conf.schema import (
+    ALGO_SCHEMAS,
+    AlgoConfig,
+    Config,
+    ConfigError,
+    GRPOConfig,
+    PPOConfig,
+    ScheduleConfig,
+    environment_id,
+    problems,
+)
 from rlkit.evaluate import Evaluator
+from rlkit.faults import no_such_key
 from rlkit.link import Chain, Link
 from rlkit.loop import Learner, UpdateSettings
 from rlkit.normalize import Normalizer, RewardScale
@@ -29,15 +42,11 @@ FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an o
 DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot run; the message is one sentence for each fault."""
-
-
 def to_config(raw: DictConfig) -> Config:
-    """Turn a composed configuration into dataclasses and check it.
+    """Turn a composed configuration into dataclasses and check it; no environment is made.
 
     Raises:
-        ConfigError: with one line for each key that is out of range or at odds with another.
+        ConfigError: with one line for each key that is unknown, out of range or at odds with another.
     """
     schema = ALGO_SCHEMAS.get(raw.algo.name, AlgoConfig)
     try:
@@ -45,19 +54,28 @@ def to_config(raw: DictConfig) -> Config:
         config: Config = OmegaConf.to_object(typed)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} must be given") from error
-    faults = list(problems(config))
-    if not faults:
-        faults = list(_recipe_problems(config))
-    if faults:
-        raise ConfigError("\n".join(faults))
+    for check in (partial(_unknown_keys, raw), problems, _recipe_problems, _environment_problems):
+        faults = list(check(config))  # a later check relies on those before it
+        if faults:
+            raise ConfigError("\n".join(faults))
     return config
 
 
-def _recipe_problems(config: Config) -> Any:
+def _unknown_keys(raw: DictConfig, known: Any, prefix: str = "") -> Iterator[str]:
+    """Keys that `+key=value` or a YAML file of one's own added and that nothing reads."""
+    for name in raw:
+        if name not in {f.name for f in fields(known)}:
+            yield no_such_key(f"{prefix}{name}")
+        elif is_dataclass(getattr(known, name)):
+            yield from _unknown_keys(raw[name], getattr(known, name), f"{prefix}{name}.")
+
+
+def _recipe_problems(config: Config) -> Iterator[str]:
     try:
         find_estimator(config.algo.advantage)
     except ValueError as error:
         yield str(error)
+        return
     if config.algo.advantage in CRITIC_BASED and not ALGORITHMS[config.algo.name].critic:
         yield f"algo.advantage is {config.algo.advantage}, which needs a critic, and algo={config.algo.name} has none"
     if config.algo.name == "ppo" and ":" not in config.algo.advantage and config.algo.advantage not in CRITIC_BASED:
@@ -65,6 +83,24 @@ def _recipe_problems(config: Config) -> Any:
             f"algo.advantage is {config.algo.advantage}, which needs groups of whole episodes; with algo=ppo it must be "
             f"one of {', '.join(sorted(CRITIC_BASED))}"
         )
+
+
+def _environment_problems(config: Config) -> Iterator[str]:
+    from rlkit.envs import NATIVE, spec_of
+
+    try:
+        time_limit(config)
+    except ConfigError as error:
+        yield str(error)
+        return
+    id, name = config.env.id, config.env.name
+    spec = spec_of(id)
+    if environment_id(name) not in (None, id):  # its tuned settings and its folder are not another environment's
+        yield f"env.id is {id} and env is {name}; choose another environment by env=gym env.id={id}"
+    elif config.env.backend == "native" and spec.id.removeprefix("rlkit/") not in NATIVE:
+        yield f"env.backend is native, which {id} has not (only {', '.join(NATIVE)}); it must be sync or async"
+    if config.stop_when_solved and spec.reward_threshold is None:
+        yield f"stop_when_solved is true, but {id} has no reward threshold that says when it is solved"
 
 
 def time_limit(config: Config) -> int | None:
@@ -77,8 +113,8 @@ def time_limit(config: Config) -> int | None:
 
     try:
         spec = spec_of(config.env.id)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"env.id is {config.env.id!r}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     limit = getattr(config.algo, "max_episode_steps", None) or spec.max_episode_steps
     if limit is None and config.algo.name == "grpo":
         raise ConfigError(
@@ -107,8 +143,8 @@ def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | N
             max_episode_steps=limit,
             **config.env.kwargs,
         )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    except (ValueError, gymnasium.error.Error) as error:  # the latter also where a package of the environment is missing
+        raise ConfigError(f"env.id is {config.env.id}: {error}") from error
 
 
 def build_learner(config: Config) -> Learner:
@@ -241,10 +277,21 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
     unknown = set(entry) - set(wanted)
     if unknown:
         raise ValueError(f"stabilizer.{name} has no key {', '.join(sorted(unknown))}; it has {', '.join(wanted)}")
+    for key, value in entry.items():
+        if not _fits(value, wanted[key].default):
+            kind = type(wanted[key].default).__name__
+            raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {kind}")
     link = target(**entry, **{k: v for k, v in context.items() if k in wanted and k not in entry})
     if not isinstance(link, Link):
         raise ValueError(f"stabilizer.{name} is a {path}, which is not a Link")
     return link
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a value is of the kind of a parameter's default; a whole number is a number, true and false are not."""
+    if default is None or default is inspect.Parameter.empty:
+        return True
+    return type(value) is type(default) or (type(default) is float and type(value) is int)
 
 
 def group_sizes(config: Config) -> str:

@@ -70,7 +70,8 @@ class Collector:
         for name in ("reward", "obs", "final_obs"):
             check_finite(name, steps[name], self.num_envs)
         shaped = {
-            name: torch.from_numpy(x).view(len(x), self.members, self.num_envs, *x.shape[2:]) for name, x in steps.items()
+            name: torch.from_numpy(x).view(len(x), self.members, self.num_envs, *x.shape[2:])
+            for name, x in steps.items()
         }
         obs = shaped["obs"]
         time = len(obs)
@@ -259,9 +260,11 @@ def with_values(rollout: Rollout, policy: Policy) -> Rollout:
     time, members, envs = rollout.reward.shape
 
     def values(rows: Tensor, obs: Tensor) -> Tensor:
-        return policy.value(obs.permute(1, 0, 2, 3).reshape(members, time * envs, -1).gather(
-            1, rows[..., None].expand(-1, -1, obs.shape[-1])
-        ))
+        return policy.value(
+            obs.permute(1, 0, 2, 3)
+            .reshape(members, time * envs, -1)
+            .gather(1, rows[..., None].expand(-1, -1, obs.shape[-1]))
+        )
 
     every = torch.arange(time * envs).expand(members, -1)
     value = values(every, rollout.obs).view(members, time, envs).transpose(0, 1)

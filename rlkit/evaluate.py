@@ -42,9 +42,7 @@ class Evaluator:
             stochastic: sample actions (from fixed streams) instead of taking the most likely.
         """
         seeds = start_seeds(episodes)
-        rngs = [
-            np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION_ACTION])) for _ in range(self.members)
-        ]
+        rngs = [np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION_ACTION])) for _ in range(self.members)]
         noise = action_noise(policy, rngs, self.lanes) if stochastic else None
         returns = np.zeros((self.members, episodes))
         for start in range(0, episodes, self.lanes):

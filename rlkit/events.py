@@ -75,7 +75,7 @@ class Board:
 
         about = metadata.create_summary_metadata(display_name="events", description="")
         summary = self._Summary()
-        summary.value.add(tag="events", metadata=about, tensor=make_tensor_proto([text.encode()]))
+        summary.value.add(tag="events", metadata=about, tensor=make_tensor_proto(text.encode()))
         self._append(folder, step, summary, when)
 
     def write_layout(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Board:
         hparams: Mapping[str, str | int | float | bool],
         metrics: Mapping[str, float],
     ) -> None:
-        """Write a session of the HPARAMS tab: a folder with the hyperparameters, the metrics and nothing else.
+        """Write a session of the HPARAMS tab: a folder with hyperparameters, metrics and nothing else.
 
         No description of the experiment is written: TensorBoard takes the first it finds and hides every
         hyperparameter not named there; without one it shows those of all runs. It then takes every scalar in
@@ -149,10 +149,10 @@ def histogram(values: np.ndarray) -> dict[str, Any]:
     """Return the fields of TensorBoard's HistogramProto: 30 bins of equal width between the extreme values.
 
     Args:
-        values: finite float64 [n], n >= 1.
+        values: float64 [n] within float32's range, n >= 1.
     """
     low, high = float(values.min()), float(values.max())
-    width = high / HISTOGRAM_BINS - low / HISTOGRAM_BINS  # never overflows
+    width = (high - low) / HISTOGRAM_BINS
     if width > 0:
         # np.histogram refuses values that differ by a few units in the last place, as the first ratios do
         index = np.minimum(((values - low) / width).astype(np.int64), HISTOGRAM_BINS - 1)

@@ -9,7 +9,7 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Return the mean of the middle half over the last axis.
 
     Of n values, floor(n / 4) are cut at each end and the rest is averaged, as `scipy.stats.trim_mean` does
-    with 0.25: the IQM of Agarwal et al. 2021 ("Deep RL at the Edge of the Statistical Precipice", section 4.3).
+    with 0.25. Source: Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice", section 4.3.
 
     Args:
         values: [.., M]; nan marks a value that was not measured and is left out.

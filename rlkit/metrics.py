@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,9 +71,9 @@ class Logger:
         steps = np.asarray(steps)
         finite: dict[str, np.ndarray] = {}
         for name, sample in (histograms or {}).items():
-            flat = np.asarray(sample, dtype=np.float64).ravel()
+            flat = _float32(sample).ravel()
             good = np.isfinite(flat)
-            finite[name] = flat if good.all() else flat[good]
+            finite[name] = flat[good].astype(np.float64)
             if not good.all():
                 scalars = scalars | {f"{name}/nonfinite": np.full(self.members, 1.0 - good.mean())}
         values = self._matrix(scalars)  # [K, M]
@@ -97,9 +98,7 @@ class Logger:
         else:
             self._board.write_text(self._folder, self._step, text)
 
-    def hparams(
-        self, hparams: Mapping[str, str | int | float | bool], metrics: Mapping[str, float]
-    ) -> None:
+    def hparams(self, hparams: Mapping[str, str | int | float | bool], metrics: Mapping[str, float]) -> None:
         """Write hyperparameters and final metrics (the finite ones) for TensorBoard's HPARAMS tab."""
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self._open_board().write_hparams(self._folder / HPARAMS_FOLDER, self._step, hparams, finite)
@@ -111,13 +110,12 @@ class Logger:
             self._open_board()
 
     def _matrix(self, scalars: dict[str, np.ndarray]) -> np.ndarray:
-        """The scalars as float32 [K, M], TensorBoard's precision."""
+        """The scalars as float32 [K, M]."""
         shape = (self.members,)
         for name, value in scalars.items():
             if np.shape(value) != shape:
                 raise ValueError(f"scalar {name!r} has shape {np.shape(value)}, expected {shape}")
-        with np.errstate(over="ignore"):  # what float32 cannot hold is inf, as in TensorBoard
-            return np.array(list(scalars.values()), dtype=np.float32).reshape(len(scalars), self.members)
+        return _float32(list(scalars.values())).reshape(len(scalars), self.members)
 
     def _log_members(self, steps: np.ndarray, scalars: dict[str, np.ndarray], values: np.ndarray) -> None:
         """Write the curves of each member; `values` [K, M] are those of `scalars`."""
@@ -135,6 +133,12 @@ class Logger:
                 self._board.write_text(self._folder, 0, text, when)
             self._waiting.clear()
         return self._board
+
+
+def _float32(values: Any) -> np.ndarray:
+    """Values in TensorBoard's precision; what it cannot hold is inf."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, dtype=np.float32)
 
 
 class MetricsFile:

@@ -14,19 +14,43 @@ from torch import Tensor, nn
 class StepResult:
     """What one optimiser step did, for each member: [M]."""
 
-    norm_before: Tensor  # global L2 norm of the gradient
-    norm_after: Tensor  # after clipping
+    norm: Tensor  # global L2 norm of the gradient, before clipping
+    scale: Tensor  # what clipping multiplied it by
     stepped: Tensor  # bool: the weights moved
     finite: Tensor  # bool: the gradient was finite
 
 
-class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1) on flat vectors [M, P] of stacked parameters.
+def adam_(
+    weight: Tensor,
+    m: Tensor,
+    v: Tensor,
+    t: Tensor,
+    g: Tensor,
+    learning_rate: Tensor,
+    betas: tuple[float, float],
+    epsilon: float,
+) -> None:
+    """One step of Adam in place, on vectors [M, P] with a step count and a learning rate [M] each.
 
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    with everything of a member its own: lr [M], t [M], the gradient-norm clip, and the decision whether it steps at all. A
-    member that does not step keeps weights, moments and step count: a zero gradient would still move Adam. A non-finite
+    Source: Kingma & Ba 2015, algorithm 1.
+    """
+    b1, b2 = betas
+    t += 1
+    root = (1 - b2**t).sqrt_()
+    size = learning_rate * root / (1 - b1**t)
+    m.lerp_(g, 1 - b1)
+    v.mul_(b2).addcmul_(g, g, value=1 - b2)
+    # numerator and denominator of the textbook form, both times sqrt(1 - b2^t)
+    weight.addcdiv_(m * size[:, None], v.sqrt().add_((epsilon * root)[:, None]), value=-1.0)
+
+
+class Adam:
+    """Adam on flat vectors [M, P] of stacked parameters, with everything of a member its own.
+
+    Learning rate, step count, gradient-norm clip and the decision whether to step at all belong to the member. One
+    that does not step keeps weights, moments and step count: a zero gradient would still move Adam. A non-finite
     gradient never reaches the weights; three in a row mark the member `diverged`, and it does not step again.
 
     The parameters of `module` become views of one vector for each member, so that a step is a handful of operations.
@@ -75,33 +99,21 @@ class Adam:
         norm = torch.linalg.vector_norm(g, dim=1)
         finite = norm.isfinite()
         stepped = active & finite
-        everyone = bool(stepped.all())
-        if everyone and self._sound:
-            rows: Tensor | slice = slice(None)  # in place, no copies
+        if self.max_grad_norm is None:
+            scale = torch.ones_like(norm)
         else:
-            stepped = self._guard(active, finite)
-            rows = stepped.nonzero().flatten()
-        scale = torch.ones_like(norm)
-        if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        self._move(rows, g, scale, learning_rate)
-        return StepResult(norm, norm * scale, stepped, finite)
-
-    def _move(self, rows: Tensor | slice, g: Tensor, scale: Tensor, learning_rate: Tensor) -> None:
-        """Adam on the given members; with a slice the rows are views, else copies that are written back."""
-        b1, b2 = self.betas
-        g, m, v, flat = g[rows], self.m[rows], self.v[rows], self.flat[rows]
-        g.mul_(scale[rows, None])
-        self.t[rows] += 1
-        t = self.t[rows]
-        root = (1 - b2**t).sqrt_()
-        size = learning_rate[rows] * root / (1 - b1**t)
-        m.lerp_(g, 1 - b1)
-        v.mul_(b2).addcmul_(g, g, value=1 - b2)
-        # numerator and denominator of the textbook form, both times sqrt(1 - b2^t)
-        flat.addcdiv_(m * size[:, None], v.sqrt().add_((self.epsilon * root)[:, None]), value=-1.0)
-        if isinstance(rows, Tensor):
-            self.m[rows], self.v[rows], self.flat[rows] = m, v, flat
+            g.mul_(scale[:, None])
+        if self._sound and bool(stepped.all()):
+            adam_(self.flat, self.m, self.v, self.t, g, learning_rate, self.betas, self.epsilon)
+        else:  # on copies of the rows that step; the others are not touched
+            stepped = self._guard(active, finite)
+            state = (self.flat, self.m, self.v, self.t)
+            rows = [x[stepped] for x in state]
+            adam_(*rows, g[stepped], learning_rate[stepped], self.betas, self.epsilon)
+            for whole, part in zip(state, rows, strict=True):
+                whole[stepped] = part
+        return StepResult(norm, scale, stepped, finite)
 
     def _guard(self, active: Tensor, finite: Tensor) -> Tensor:
         """Count non-finite gradients in a row and return the members that may step, bool [M]."""

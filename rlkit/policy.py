@@ -59,7 +59,9 @@ class StackedMLP(nn.Module):
             gains[-1] = gain
         self.activation = ACTIVATIONS[activation]
         self.num_hidden = len(gains) - (gain is not None)
-        self.weights = nn.ParameterList(orthogonal(a, b, g, rngs) for a, b, g in zip(sizes, sizes[1:], gains, strict=False))
+        self.weights = nn.ParameterList(
+            orthogonal(a, b, g, rngs) for a, b, g in zip(sizes, sizes[1:], gains, strict=False)
+        )
         self.biases = nn.ParameterList(torch.zeros(len(rngs), 1, size) for size in sizes[1:])
         # a plain tuple of the same tensors: looking a parameter up in a module costs as much as a small product
         self._layers = tuple(zip(self.biases, self.weights, strict=True))
@@ -123,9 +125,7 @@ class Policy(nn.Module):
         self.action_size = sum(actions.sizes) if self.discrete else actions.size
         self.state_std = not self.discrete and log_std == "state"
         outputs = self.action_size * (2 if self.state_std else 1)
-        self.trunk = (
-            StackedMLP([obs_size, *hidden], activation, None, rngs) if shared_trunk and hidden else None
-        )
+        self.trunk = StackedMLP([obs_size, *hidden], activation, None, rngs) if shared_trunk and hidden else None
         actor_sizes = [hidden[-1], outputs] if self.trunk else [obs_size, *hidden, outputs]
         self.actor = StackedMLP(actor_sizes, activation, 0.01, rngs)
         if self.state_std:

@@ -107,15 +107,19 @@ class Session:
     def run(self) -> dict[str, Any]:
         """Train to the end, or to the first Ctrl-C, and return the summary, which also lies in `summary.json`."""
         began = time.perf_counter()
-        clocks = [Clock(every) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
         with Interrupt() as interrupt:
-            while bool(self.learner.running.any()) and not interrupt.requested:
-                self._advance(*clocks)
+            self.train(lambda: interrupt.requested)
             self._save()
         summary = self._summary(interrupted=interrupt.requested)
         summary["wall_seconds"] = round(time.perf_counter() - began, 3)
         write_json(self.folder / "summary.json", summary)
         return summary
+
+    def train(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Iterate until no member is running or `stop` says so, with what is due in between."""
+        clocks = [Clock(every) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
+        while bool(self.learner.running.any()) and not stop():
+            self._advance(*clocks)
 
     def _advance(self, log: Clock, evaluation: Clock, saving: Clock) -> None:
         """One iteration and what is due after it."""
@@ -150,9 +154,7 @@ class Session:
         learner = self.learner
         returns = self.evaluator(learner.policy, self.eval_episodes).mean(1)
         self.peak = torch.maximum(self.peak, returns.float())
-        self.logger.log(
-            learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()}
-        )
+        self.logger.log(learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
         if self.threshold is None:
             return
         for m, ret in enumerate(returns.tolist()):

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rlkit.conf.schema import Config
+    from rlkit.evaluate import Evaluator
+    from rlkit.loop import Learner
+
 EXIT_FAULT = 1  # an environment or a job failed
 EXIT_CONFIG = 2  # the configuration cannot run
 EXIT_INTERRUPTED = 130  # Ctrl-C
@@ -29,26 +33,64 @@ class Run:
         return list(self.summary["eval_return"])
 
 
-def execute(raw: DictConfig, folder: Path, show: str = "auto") -> Run:
-    """Train the configuration `raw` in the directory `folder`.
+@dataclass
+class Prepared:
+    """A run that can start: its checked configuration and all it needs but a folder."""
 
-    Args:
-        raw: a composed configuration.
-        folder: the run directory; it is made if need be.
-        show: console output, "auto", "rich", "plain" or "off".
+    config: Config
+    learner: Learner
+    evaluator: Evaluator
+
+    def close(self) -> None:
+        """End the environments."""
+        self.learner.collector.close()
+        self.evaluator.close()
+
+
+def prepare(raw: DictConfig) -> Prepared:
+    """Check a composed configuration and build what it describes; nothing is written yet.
 
     Raises:
-        rlkit.build.ConfigError: the configuration cannot run; nothing has been started.
-        KeyboardInterrupt: after Ctrl-C, once checkpoint and summary are written.
+        rlkit.build.ConfigError: the configuration cannot run.
     """
-    from rlkit.build import build_evaluator, build_learner, reward_threshold, to_config
-    from rlkit.metrics import Logger
-    from rlkit.session import FINAL_EPISODES, Session, write_json
+    from rlkit.build import build_evaluator, build_learner, to_config
+    from rlkit.session import FINAL_EPISODES
 
     config = to_config(raw)
     use_threads(config)
     learner = build_learner(config)
-    evaluator = build_evaluator(config, FINAL_EPISODES)
+    return Prepared(config, learner, build_evaluator(config, FINAL_EPISODES))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds a run, which would be overwritten.
+
+    Raises:
+        rlkit.build.ConfigError: it does.
+    """
+    from rlkit.conf.schema import ConfigError
+
+    if (folder / "metrics.csv").exists() or (folder / "checkpoint.pt").exists():
+        raise ConfigError(f"hydra.run.dir is {folder}, which already holds a run; it must be a new folder")
+
+
+def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
+    """Train what is prepared in the directory `folder`.
+
+    Args:
+        folder: the run directory; it is made if need be.
+        show: console output, "auto", "rich", "plain" or "off".
+
+    Raises:
+        rlkit.build.ConfigError: the folder holds a run already.
+        KeyboardInterrupt: after Ctrl-C, once checkpoint and summary are written.
+    """
+    from rlkit.build import reward_threshold
+    from rlkit.metrics import Logger
+    from rlkit.session import Session, write_json
+
+    config, learner, evaluator = prepared.config, prepared.learner, prepared.evaluator
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.env.name} {config.algo.name}"
     logger = Logger(folder, members=config.members, total_steps=config.total_steps, title=title, show=show)
@@ -78,11 +120,10 @@ def execute(raw: DictConfig, folder: Path, show: str = "auto") -> Run:
         logger.hparams(*_hparams(config, summary))
     finally:
         logger.close()
-        learner.collector.close()
-        evaluator.close()
+        prepared.close()
     run = Run(folder, summary)
     if show != "off":
-        report(run, show)
+        report(run, learner.collector.obs_size, show)
     if "interrupted" in summary["status"]:
         raise KeyboardInterrupt
     return run
@@ -95,17 +136,28 @@ def use_threads(config: Any) -> None:
     torch.set_num_threads(1)
 
 
-def report(run: Run, show: str) -> None:
-    """Print the table at the end of a run and the commands that show more."""
-    from rlkit.metrics import final_table
+def report(run: Run, obs_size: int, show: str) -> None:
+    """Print the table at the end of a run and the commands that show more of it."""
+    from rlkit.results import Result, final_table
 
-    final_table(run.summary, run.folder, show=show)
+    summary = run.summary
+    columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps"))
+    final_table(
+        [Result(*row) for row in zip(*columns, strict=True)],
+        title=f"{summary['env']} {summary['algo']}: mean return of 100 episodes, deterministic policy",
+        folder=run.folder,
+        commands=[
+            f"tensorboard --logdir {run.folder}",
+            f"""python -c "import rlkit; print(rlkit.load('{run.folder}').act({[0] * obs_size}))\"""",
+        ],
+        show=show,
+    )
 
 
 def _hparams(config: Any, summary: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
     """The run's settings and final numbers for TensorBoard's HPARAMS tab."""
     from rlkit.conf.schema import keys
-    from rlkit.metrics import interquartile_mean
+    from rlkit.interquartile import interquartile_mean
 
     settings = {
         name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, _, value in keys(config)
@@ -125,17 +177,21 @@ def compose(overrides: list[str]) -> tuple[DictConfig, Path]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import HydraException
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlkit.build import ConfigError
     from rlkit.conf import schema
+    from rlkit.conf.schema import ConfigError
+    from rlkit.faults import check_arguments, sentence
 
     schema.register()
-    check_tuned(overrides)
+    check_arguments(overrides)
     try:
         with initialize_config_module("rlkit.conf", version_base="1.3"):
             config = hydra_compose("config", overrides, return_hydra_config=True)
+            for name in OmegaConf.missing_keys(config):
+                if not name.startswith("hydra."):
+                    raise ConfigError(f"{name} must be given, as in env=gym env.id=LunarLander-v3")
             folder = Path(config.hydra.run.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(sentence(error)) from error
@@ -161,10 +217,12 @@ def run(*, folder: str | Path | None = None, show: str = "off", **settings: Any)
     overrides = [f"{name.replace('__', '.')}={_literal(value)}" for name, value in settings.items()]
     config, named = compose(overrides)
     target = Path(folder) if folder is not None else named
+    check_folder(target)
+    prepared = prepare(config)
     (target / ".hydra").mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, target / ".hydra" / "config.yaml")
     OmegaConf.save(OmegaConf.create(overrides), target / ".hydra" / "overrides.yaml")
-    return execute(config, target, show)
+    return execute(prepared, target, show)
 
 
 def _literal(value: Any) -> str:
@@ -176,52 +234,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_literal(v) for v in value) + "]"
     return str(value)
-
-
-def check_tuned(overrides: list[str]) -> None:
-    """Refuse a misspelt `tuned=`, which Hydra would pass over because the default entry is optional."""
-    from rlkit.build import ConfigError
-    from rlkit.conf.schema import options
-
-    for override in overrides:
-        name, _, value = override.partition("=")
-        for wanted in value.split(",") if name == "tuned" else ():
-            if wanted not in options("tuned"):
-                raise ConfigError(_unknown("tuned", wanted, options("tuned")))
-
-
-def _unknown(key: str, value: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(value, known, 1, 0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{key} is {value!r}; it must be one of {', '.join(known)}{hint}"
-
-
-def sentence(error: Exception) -> str:
-    """Say what Hydra or OmegaConf found wrong in one sentence: the key, the value, and what would do."""
-    import re
-    from difflib import get_close_matches
-
-    from rlkit.conf.schema import Config, GRPOConfig, PPOConfig, keys, options
-
-    text = str(error)
-    cause = str(error.__cause__ or "")
-    missing = re.search(r"Could not find '(?P<group>\w+)/(?P<name>[^']+)'", text)
-    if missing and missing["group"] in ("env", "algo", "stabilizer", "tuned", "experiment"):
-        return _unknown(missing["group"], missing["name"], options(missing["group"]))
-    full_key = re.search(r"full_key: (\S+)", f"{text}\n{cause}")
-    typed = re.search(r"Value '(?P<value>.*)' .*could not be converted to (?P<type>\w+)", f"{text}\n{cause}")
-    if typed and full_key:
-        return f"{full_key[1]} is {typed['value']!r}; it must be of type {typed['type'].lower()}"
-    absent = re.search(r"Could not override '([^']+)'", text)
-    if absent:
-        known = {name for algo in (PPOConfig(), GRPOConfig()) for name, _, _ in keys(Config(algo=algo))}
-        known |= {"env", "algo", "stabilizer", "tuned", "experiment"}
-        near = get_close_matches(absent[1], sorted(known - {absent[1]}), 1, 0.6)
-        hint = f"; did you mean {near[0]}?" if near else "; --help lists the keys"
-        return f"{absent[1]} is not a key of this configuration{hint}"
-    return text.strip().split("\n")[0]
 
 
 HELP = """Train PPO or GRPO on a Gymnasium environment.
@@ -257,34 +269,72 @@ def main() -> int:
     if {"-h", "--help"} & set(arguments):
         print(help_page())
         return 0
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlkit.build import ConfigError
+    from rlkit.conf.schema import ConfigError
+    from rlkit.faults import check_arguments, sentence
+
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the sentences below are ours
+    sys.argv[1:] = sorted(arguments, key=lambda a: a not in ("-m", "--multirun"))  # argparse wants overrides together
+    try:
+        check_arguments(arguments)
+        return _run_hydra(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except ConfigError as error:
+        return complain(str(error), EXIT_CONFIG)
+    except (HydraException, OmegaConfBaseException) as error:
+        return complain(sentence(error), EXIT_CONFIG)
+
+
+def _run_hydra(arguments: list[str]) -> int:
+    """Train one run, or, with an option of Hydra's such as -m, what it asks for.
+
+    Hydra makes the run directory before it calls the job, so a single run is checked and built before that. In a sweep
+    every job does that for itself: one that fails is told of at once, the others go on, and Hydra raises in the end.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
     from rlkit.collect import NonFiniteError
     from rlkit.conf import schema
+    from rlkit.conf.schema import ConfigError
+
+    schema.register()
+    known = (ConfigError, NonFiniteError)
+    failures: list[Exception] = []
+    prepared: Prepared | None = None
+    if not any(argument.startswith("-") or argument == "hydra.mode=MULTIRUN" for argument in arguments):
+        config, folder = compose(arguments)
+        check_folder(folder)
+        prepared = prepare(config)
 
     @hydra.main(version_base="1.3", config_path="pkg://rlkit.conf", config_name="config")
     def job(config: DictConfig) -> None:
-        execute(config, Path(HydraConfig.get().runtime.output_dir))
+        context = HydraConfig.get()
+        try:
+            execute(prepared or prepare(config), Path(context.runtime.output_dir))
+        except Exception as error:
+            if prepared is None:
+                complain(f"job {context.job.num} ({' '.join(context.overrides.task)}): {error}", EXIT_FAULT)
+            if prepared is None or not isinstance(error, known):
+                raise
+            failures.append(error)
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the sentences below are ours
-    schema.register()
     try:
-        check_tuned(arguments)
         job()
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        lines = str(error) if isinstance(error, ConfigError) else sentence(error)
-        print("\n".join(f"rlkit: {line}" for line in lines.split("\n")), file=sys.stderr)
-        return EXIT_CONFIG
-    except NonFiniteError as error:
-        print(f"rlkit: {error}", file=sys.stderr)
-        return EXIT_FAULT
+    except known:
+        return EXIT_FAULT  # told of by the job
+    if failures:
+        return complain(str(failures[0]), EXIT_CONFIG if isinstance(failures[0], ConfigError) else EXIT_FAULT)
     return 0
+
+
+def complain(faults: str, status: int) -> int:
+    """Print faults, one on a line, to standard error; return the exit status."""
+    print("\n".join(f"rlkit: {line}" for line in faults.split("\n")), file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -196,7 +196,9 @@ def statistics(
     for epoch, kl in enumerate(kl_by_epoch(record)):
         scalars[f"kl/epoch_{epoch}"] = kl
     for name in minis[0].terms:
-        term = torch.cat([mini.terms[name].reshape(batch.members, -1).expand_as(mini.out.log_prob) for mini in minis], 1)
+        term = torch.cat(
+            [mini.terms[name].reshape(batch.members, -1).expand_as(mini.out.log_prob) for mini in minis], 1
+        )
         scalars[f"loss/{name.removesuffix('/loss')}"] = moments(term, weight)[0]
     last = minis[-1]
     states = (last.batch.weight > 0) & last.active[:, None]
@@ -212,8 +214,8 @@ def statistics(
     active = torch.stack([mini.active for mini in minis])  # [steps, M]
     finite = torch.stack([mini.step.finite for mini in minis])
     for name, norms in (
-        ("before", torch.stack([mini.step.norm_before for mini in minis])),
-        ("after", torch.stack([mini.step.norm_after for mini in minis])),
+        ("before", torch.stack([mini.step.norm for mini in minis])),
+        ("after", torch.stack([mini.step.norm * mini.step.scale for mini in minis])),
     ):
         scalars[f"grad_norm/{name}"] = moments(norms.T, (active & finite).T)[0]
         histograms[f"grad_norm_{name}"] = norms[active & finite]

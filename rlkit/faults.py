@@ -1,0 +1,98 @@
+"""What is wrong with a command line or a configuration, in one sentence that names the key, the value and a remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, keys, options, type_in_words
+
+GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
+HYDRA_OPTIONS = frozenset(
+    "-h --help -hh --hydra-help --version -c --cfg --resolve -p --package -r --run -m --multirun -sc --shell-completion "
+    "-cp --config-path -cn --config-name -cd --config-dir --experimental-rerun -i --info".split()
+)
+
+
+def check_arguments(arguments: Iterable[str]) -> None:
+    """Refuse what Hydra would pass over without a word or answer with a page of usage.
+
+    Raises:
+        ConfigError: the first such argument.
+    """
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name == "tuned":  # an optional entry of the defaults list: Hydra passes over a misspelt one
+            for wanted in value.split(","):
+                if wanted not in options("tuned"):
+                    raise ConfigError(unknown("tuned", wanted, options("tuned")))
+        elif name in ("env", "algo") and value == "null":
+            raise ConfigError(unknown(name, value, options(name)))
+        elif name.startswith("-") and name not in HYDRA_OPTIONS:
+            raise ConfigError(f"{argument} is not an option; keys are written without dashes: members=4")
+
+
+def unknown(key: str, value: str, known: list[str]) -> str:
+    """Say which values of a key exist and which is nearest to the one given."""
+    near = get_close_matches(value, known, 1, 0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{key} is {value!r}; it must be {'one of ' if known[1:] else ''}{', '.join(known) or 'left out'}{hint}"
+
+
+def sentence(error: Exception) -> str:
+    """Say what Hydra or OmegaConf found wrong: the key, the value, and what would do."""
+    text, cause = str(error), str(error.__cause__ or error)
+    missing = re.search(r"Could not (?:find|load) '(\w+)/([^']*)'", text)
+    if missing and missing[1] in GROUPS:
+        return unknown(missing[1], missing[2], options(missing[1]))
+    unread = re.match(r"Error parsing override '(.*)'", text)
+    if unread:
+        return f"{unread[1]} cannot be read; write key=value, and quote a value with special characters"
+    several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
+    if several:
+        name, values = several.groups()
+        return f"{name} is {values}; add -m to train each, or write '{name}=[{values}]' for one list"
+    absent = re.search(r"Could not override '([^']+)'", text)
+    if absent:
+        return no_such_key(absent[1])
+    wrong = re.match(r"Error merging override (\S+?)=(.*)", text)
+    full_key = re.search(r"full_key: ([\w.]+)", cause)
+    if wrong and full_key:
+        return _wrong_type(full_key[1], wrong[2])
+    subject = text.split("\n")[0].replace("Error merging override ", "")
+    reason = cause.split("\n")[0]
+    return subject if reason in subject else f"{subject}: {reason}"
+
+
+def _known() -> dict[str, tuple[str, str]]:
+    """Every key of a configuration -> (the algorithms that have it, its type in words)."""
+    known: dict[str, tuple[str, str]] = {}
+    for algo, config in (("ppo", PPOConfig()), ("grpo", GRPOConfig())):
+        for name, f, _ in keys(Config(algo=config)):
+            known[name] = (f"{known[name][0]} {algo}" if name in known else algo, type_in_words(f))
+    return known
+
+
+def no_such_key(name: str) -> str:
+    """Say that a key does not exist (here), and what was probably meant."""
+    known = _known()
+    if name.startswith("env.kwargs"):
+        return f"{name} is not set yet; write +{name}=... to add an argument of the environment's constructor"
+    group, _, rest = name.partition(".")
+    if group == "stabilizer" and rest.split(".")[0] in options("stabilizer"):
+        entry = rest.split(".")[0]
+        return f"{name} is not a key of this configuration; is 'stabilizer=[{entry}]' given, and the key one of its own?"
+    if name in known:
+        return f"{name} is a key of algo={known[name][0]} alone"
+    near = get_close_matches(name, sorted({*known, *GROUPS}), 1, 0.6)
+    hint = f"; did you mean {near[0]}?" if near else "; --help lists the keys"
+    return f"{name} is not a key of this configuration{hint}"
+
+
+def _wrong_type(name: str, value: str) -> str:
+    known = _known()
+    if name in known:
+        return f"{name} is {value}; it must be {known[name][1]}"
+    inside = [other for other in known if other.startswith(f"{name}.")]
+    return f"{name} is {value}; it is not one value but holds keys: {', '.join(inside)}"

@@ -273,17 +273,15 @@ def options(group: str) -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in found if file.name.endswith(".yaml"))
 
 
-def environment_id(name: str) -> str | None:
-    """The Gymnasium id that `env=name` selects; None if there is no such choice, or if it leaves the id open."""
+def choice(group: str, name: str) -> dict[str, Any]:
+    """What `group=name` sets, values that it leaves open aside; nothing if there is no such choice."""
     from importlib.resources import files
 
     from omegaconf import OmegaConf
 
-    file = files(__package__).joinpath("env", f"{name}.yaml")
-    if not file.is_file():
-        return None
-    node = OmegaConf.create(file.read_text())
-    return None if OmegaConf.is_missing(node, "id") else str(node["id"])
+    file = files(__package__).joinpath(group, f"{name}.yaml")
+    node: Any = OmegaConf.create(file.read_text() if file.is_file() else {})
+    return {key: value for key, value in node.items_ex(resolve=False) if value != "???"}
 
 
 def help_text() -> str:

@@ -234,11 +234,13 @@ def _return_to_go(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Te
 
 
 def degenerate_share(rollout: Rollout) -> Tensor:
-    """Share of each member's groups whose undiscounted episode returns are all equal, [M]; they teach nothing."""
-    assert rollout.group is not None
-    total = (rollout.reward * rollout.valid).sum(0)  # [M, N]
-    summary = summarise_groups(total, rollout.group, rollout.valid[0])
-    return (summary.degenerate & rollout.valid[0]).float().mean(1)
+    """Share of each member's groups in which no row has an advantage, [M]: they teach nothing. Nan without an episode."""
+    if rollout.group is None or rollout.advantage is None:
+        raise ValueError("degenerate groups are counted on a rollout with groups and advantages")
+    moves = ((rollout.advantage != 0) & rollout.valid).any(0).to(rollout.reward.dtype)  # [M, N]
+    played = rollout.valid[0]
+    teaches = summarise_groups(moves, rollout.group, played).total > 0
+    return (~teaches & played).sum(1) / played.sum(1)
 
 
 # --- aggregation ---------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from rlkit.conf.schema import (
     GRPOConfig,
     PPOConfig,
     ScheduleConfig,
-    environment_id,
+    choice,
     problems,
 )
 from rlkit.evaluate import Evaluator
@@ -95,7 +95,7 @@ def _environment_problems(config: Config) -> Iterator[str]:
         return
     id, name = config.env.id, config.env.name
     spec = spec_of(id)
-    if environment_id(name) not in (None, id):  # its tuned settings and its folder are not another environment's
+    if choice("env", name).get("id", id) != id:  # its tuned settings and its folder are not another environment's
         yield f"env.id is {id} and env is {name}; choose another environment by env=gym env.id={id}"
     elif config.env.backend == "native" and spec.id.removeprefix("rlkit/") not in NATIVE:
         yield f"env.backend is native, which {id} has not (only {', '.join(NATIVE)}); it must be sync or async"

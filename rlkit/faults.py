@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, keys, options, type_in_words
+from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice, keys, options, type_in_words
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
 HYDRA_OPTIONS = frozenset(
@@ -35,8 +35,7 @@ def check_arguments(arguments: Iterable[str]) -> None:
 
 def unknown(key: str, value: str, known: list[str]) -> str:
     """Say which values of a key exist and which is nearest to the one given."""
-    near = get_close_matches(value, known, 1, 0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = _nearest(value, known, 0.5)
     return f"{key} is {value!r}; it must be {'one of ' if known[1:] else ''}{', '.join(known) or 'left out'}{hint}"
 
 
@@ -80,14 +79,23 @@ def no_such_key(name: str) -> str:
     if name.startswith("env.kwargs"):
         return f"{name} is not set yet; write +{name}=... to add an argument of the environment's constructor"
     group, _, rest = name.partition(".")
-    if group == "stabilizer" and rest.split(".")[0] in options("stabilizer"):
-        entry = rest.split(".")[0]
-        return f"{name} is not a key of this configuration; is 'stabilizer=[{entry}]' given, and the key one of its own?"
+    entry, _, own = rest.partition(".")
+    if group == "stabilizer" and entry in options("stabilizer"):
+        held = choice("stabilizer", entry)[entry]
+        if own in held:
+            return f"{name} is a key of the stabiliser {entry}, which is not selected: add 'stabilizer=[{entry}]'"
+        return f"{name} is not a key of the stabiliser {entry}{_nearest(own, held, 0.6)}"
     if name in known:
         return f"{name} is a key of algo={known[name][0]} alone"
-    near = get_close_matches(name, sorted({*known, *GROUPS}), 1, 0.6)
-    hint = f"; did you mean {near[0]}?" if near else "; --help lists the keys"
+    hint = _nearest(name, [*known, *GROUPS], 0.6) or "; --help lists the keys"
     return f"{name} is not a key of this configuration{hint}"
+
+
+def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:
+    """A question that names the nearest of the known words; nothing if none is near."""
+    folded = {other.lower(): other for other in sorted(known)}
+    near = get_close_matches(word.lower(), folded, 1, cutoff)
+    return f"; did you mean {folded[near[0]]}?" if near else ""
 
 
 def _wrong_type(name: str, value: str) -> str:

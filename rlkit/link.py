@@ -39,6 +39,10 @@ class Link:
         """Return loss terms by name: [M, B] before reduction, or [M] for a penalty on parameters."""
         return {}
 
+    def column(self, term: str) -> str:
+        """Name the column that weighs the loss term `term`."""
+        return self.weight
+
     def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
         """See the finished update of an iteration; change own state only."""
 
@@ -74,6 +78,10 @@ class Chain(Link):
             for name, link in self.links.items()
             for term, loss in link.losses(out, batch, policy).items()
         }
+
+    def column(self, term: str) -> str:
+        name, _, rest = term.partition("/")
+        return self.links[name].column(rest)
 
     def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
         with torch.no_grad():

@@ -76,15 +76,15 @@ class Learner:
             schedule(self.env_steps / self.total_steps, self.metrics)
 
         rollout = self.collector.collect(self.policy, self.iteration, running)
-        share = degenerate_share(rollout) if detail and rollout.group is not None else None
         rollout = self.chain.rollout(rollout)
-        batch = self.chain.batch(flatten(self.estimate(rollout)))
+        rollout = self.estimate(rollout)
+        batch = self.chain.batch(flatten(rollout))
         record = self.update(batch, running)
         self.metrics, self.histograms = self.measure(record, batch, detail)
         self.chain.observe(batch, self.metrics, self.policy)
 
-        if share is not None:
-            self.metrics["group/degenerate"] = share
+        if detail and rollout.group is not None:
+            self.metrics["group/degenerate"] = degenerate_share(rollout)
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(rollout.obs, rollout.valid)
         self.iteration += 1

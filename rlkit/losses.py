@@ -24,7 +24,7 @@ def clipped_surrogate(
         clip_low, clip_high: numbers or [M, 1]; infinity for no clip (the plain policy gradient).
     """
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # type: ignore[arg-type]
+    clipped = ratio.clamp(torch.as_tensor(1 - clip_low), torch.as_tensor(1 + clip_high))
     return -torch.minimum(ratio * advantage, clipped * advantage)
 
 

@@ -39,11 +39,11 @@ def adam_(
     b1, b2 = betas
     t += 1
     root = (1 - b2**t).sqrt_()
-    size = learning_rate * root / (1 - b1**t)
+    size = (learning_rate * root / (1 - b1**t)).to(g.dtype)
     m.lerp_(g, 1 - b1)
     v.mul_(b2).addcmul_(g, g, value=1 - b2)
     # numerator and denominator of the textbook form, both times sqrt(1 - b2^t)
-    weight.addcdiv_(m * size[:, None], v.sqrt().add_((epsilon * root)[:, None]), value=-1.0)
+    weight.addcdiv_(m * size[:, None], v.sqrt().add_((epsilon * root).to(g.dtype)[:, None]), value=-1.0)
 
 
 class Adam:
@@ -77,7 +77,8 @@ class Adam:
             start += size
         self.m = torch.zeros_like(self.flat)
         self.v = torch.zeros_like(self.flat)
-        self.t = torch.zeros(members, device=self.flat.device)
+        # double: 1 - 0.999^t has four good digits in single precision
+        self.t = torch.zeros(members, dtype=torch.float64, device=self.flat.device)
         self.nonfinite = torch.zeros(members, dtype=torch.int64, device=self.flat.device)  # in a row
         self._sound = True  # no member has a non-finite gradient behind it
 

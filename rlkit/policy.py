@@ -177,6 +177,7 @@ class Policy(nn.Module):
         if self.discrete:
             return Categorical(out, self.sizes)
         if self.log_std is not None:
-            return DiagonalGaussian(out, self.log_std, self.squash)
+            # a copy: the optimiser writes into the parameter, and records keep this distribution
+            return DiagonalGaussian(out, self.log_std.clone(), self.squash)
         mean, log_std = out.split(self.action_size, -1)
         return DiagonalGaussian(mean, log_std.clamp(*_LOG_STD_RANGE), self.squash)

@@ -189,9 +189,8 @@ def compose(overrides: list[str]) -> tuple[DictConfig, Path]:
     try:
         with initialize_config_module("rlkit.conf", version_base="1.3"):
             config = hydra_compose("config", overrides, return_hydra_config=True)
-            for name in OmegaConf.missing_keys(config):
-                if not name.startswith("hydra."):
-                    raise ConfigError(f"{name} must be given, as in env=gym env.id=LunarLander-v3")
+            if OmegaConf.is_missing(config.env, "id"):  # before the folder, which is named after it
+                raise ConfigError("env.id must be given, as in env=gym env.id=LunarLander-v3")
             folder = Path(config.hydra.run.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(sentence(error)) from error

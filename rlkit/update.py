@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,22 +68,26 @@ def minibatches(
             yield epoch, shuffled.slice(k * width, (k + 1) * width)
 
 
-def reduce(terms: dict[str, Tensor], batch: Batch) -> Tensor:
-    """Return the loss of each member, [M]: sum(weight * terms) over the number of rows with a weight.
+def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], str] = lambda term: "weight") -> Tensor:
+    """Return the loss of each member, [M]: for each weight column, sum(weight * terms) over the rows that have a weight.
 
     Weights average to one over a batch (`rlkit.advantage`), so the mean over a minibatch's rows estimates the loss of the
-    batch without bias, for every aggregation.
+    batch without bias, for every aggregation. Terms of shape [M] are added as they are.
     """
-    weight = batch.weight
-    rows = (weight > 0).sum(1).clamp(min=1) if batch.padded else batch.height
     loss: Tensor | float = 0.0
-    total: Tensor | float = 0.0
-    for term in terms.values():
+    totals: dict[str, Tensor] = {}
+    for name, term in terms.items():
         if term.dim() == 1:
             loss = loss + term
         else:
-            total = total + term
-    return (total * weight).sum(1) / rows + loss
+            column = column_of(name)
+            totals[column] = totals[column] + term if column in totals else term
+    for column, total in totals.items():
+        weight = batch[column]
+        plain = column == "weight" and not batch.padded
+        rows = batch.height if plain else (weight > 0).sum(1).clamp(min=1)
+        loss = loss + (total * weight).sum(1) / rows
+    return torch.as_tensor(loss)
 
 
 def update(
@@ -117,7 +121,7 @@ def update(
             if not bool(active.any()):
                 break
         terms = chain.losses(out, mini, policy)
-        loss = reduce(terms, mini)
+        loss = reduce(terms, mini, chain.column)
         grads = torch.autograd.grad(loss.sum(), optimizer.params, materialize_grads=True)
         step = optimizer.step(grads, learning_rate, active)
         record.minibatches.append(Minibatch(epoch, mini, out, terms, active, step))

@@ -311,6 +311,7 @@ def test_degenerate_share_by_hand() -> None:
     rollout = episodes(
         [[[1, 1], [1, 1], [1, 1], [2, 1]], [[3], [3], [4], [4]], [[1], [2], [3], [4]]], [[0, 0, 1, 1]] * 3
     )
+    rollout = rollout.replace(advantage=ESTIMATORS["outcome"](rollout, 1.0, 1.0)[0])
     assert degenerate_share(rollout).tolist() == [0.5, 1.0, 0.0]
 
 
@@ -319,7 +320,7 @@ def test_degenerate_share_counts_groups_of_zero_advantage() -> None:
     rollout = episodes([[[1.0], [0.0, 0.0, 1.0]]], [[0, 0]])
     advantage, _ = ESTIMATORS["outcome"](rollout, 0.5, 1.0)
     assert advantage.any()
-    assert degenerate_share(rollout).tolist() == [0.0]
+    assert degenerate_share(rollout.replace(advantage=advantage)).tolist() == [0.0]
 
 
 # --- aggregation --------------------------------------------------------------------------------------------

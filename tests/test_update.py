@@ -351,7 +351,8 @@ def mini(
     half = torch.full((2, 3, 2), 0.5).log()
     columns = {"log_prob": half[..., 0], "old_logits": half, "ref_logits": half, "weight": torch.tensor(weight)}
     on, ok = torch.tensor(active), torch.tensor(finite)
-    step = StepResult(torch.tensor(norms[0]), torch.tensor(norms[1]), on & ok, ok)
+    before, after = (torch.tensor(norm) for norm in norms)
+    step = StepResult(before, after / before, on & ok, ok)
     terms = {"surrogate/loss": torch.tensor(loss), "l2/loss": torch.tensor([0.5, 0.7])}
     batch = Batch(columns, torch.tensor([2, 3]))
     return Minibatch(epoch, batch, Out(dist, dist.log_prob(action), None), terms, on, step)

@@ -198,7 +198,7 @@ def problems(config: Config) -> Iterator[str]:
         if final < 0:
             yield f"algo.schedule.{name}.final is {final:g}; it must be >= 0"
     if config.stop_when_solved and not config.eval.every:
-        yield "stop_when_solved is true and eval.every is 0; it needs evaluations during training: eval.every must be >= 1"
+        yield "eval.every is 0; with stop_when_solved=true it must be >= 1, since evaluations say what is solved"
     if isinstance(config.algo, PPOConfig):
         yield from _ppo_problems(config, config.algo)
     if isinstance(config.algo, GRPOConfig):
@@ -232,8 +232,8 @@ def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
         )
     if config.total_steps < config.num_envs:
         yield (
-            f"total_steps is {config.total_steps}; it must be >= {config.num_envs}, since a rollout is an episode in each "
-            f"of num_envs environments"
+            f"total_steps is {config.total_steps}; it must be >= {config.num_envs}, since a rollout is an episode "
+            "in each of num_envs environments"
         )
     if algo.num_minibatches > config.num_envs:
         yield (

@@ -3,9 +3,9 @@
     python experiments/bench_training.py                 # needs the extra `oracle` (stable-baselines3)
     python experiments/bench_training.py --repeats 9 --seconds 6
 
-Each measurement is a process of its own that warms up, then counts training steps per second of the whole loop: stepping,
-update and default logging. Stable-Baselines3 is measured with one and with two threads, and its better figure counts.
-Medians and ratios are printed as Markdown; a single absolute figure of a shared machine means little.
+Each measurement is a process of its own that warms up, then counts training steps per second of the whole loop:
+stepping, update and default logging. Stable-Baselines3 is measured with one and with two threads, and the better figure
+of the two counts. Medians and ratios are printed as Markdown; one absolute figure of a shared machine means little.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def main() -> None:
         print(f"| {name} | {statistics.median(values):,.0f} | {ratio:.2f} |")
     plain, logged = speeds["rlkit, 1 member, no logging"], speeds["rlkit, 1 member"]
     cost = statistics.median(1 - a / b for a, b in zip(logged, plain, strict=True))
-    print(f"\nMedians of {args.repeats} alternating runs; ratios are to the better Stable-Baselines3 of the same round.")
+    print(f"\nMedians of {args.repeats} alternating runs; ratios are to the better SB3 of the same round.")
     print(f"Logging takes {100 * cost:.1f} % of one member's time.")
 
 

@@ -1,6 +1,7 @@
 """Advantage estimators: how good each recorded step was, from a critic or from the other episodes of its group.
 
-The pure functions take tensors [T, M, N]; `ESTIMATORS` names them for `algo.advantage=`, each as a function of a rollout.
+The pure functions take tensors [T, M, N]; `ESTIMATORS` names them for `algo.advantage=`, each as a function of a
+rollout.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CRITIC_BASED: set[str] = set()  # names of the estimators that need V
 
 
 def estimator(name: str, critic: bool = False) -> Callable[[Estimator], Estimator]:
-    """Register a function (rollout, gamma, gae_lambda) -> (advantage, ret), both [T, M, N], as `algo.advantage=name`."""
+    """Register (rollout, gamma, gae_lambda) -> (advantage, ret), both [T, M, N], as `algo.advantage=name`."""
 
     def register(function: Estimator) -> Estimator:
         ESTIMATORS[name] = function
@@ -182,9 +183,9 @@ def leave_one_out(episode_return: Tensor, group: Tensor) -> Tensor:
 def return_to_go(to_go: Tensor, group: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
     """G_t,i minus the mean of G_t over the members of the group still alive at t, over one deviation of the batch.
 
-    Source: per-step group baseline (GR2PO; process supervision in Shao et al. 2024). The deviation is that of the centred
-    values over all valid rows of the member (one number, ddof 0). A member alone in its group at t, or a group whose
-    returns-to-go are all equal at t, has zero advantage there.
+    Source: per-step group baseline (GR2PO; process supervision in Shao et al. 2024). The deviation is that of the
+    centred values over all valid rows of the member (one number, ddof 0). A member alone in its group at t, or a
+    group whose returns-to-go are all equal at t, has zero advantage there.
 
     Args:
         to_go: G_t, [T, M, N].
@@ -234,7 +235,7 @@ def _return_to_go(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Te
 
 
 def degenerate_share(rollout: Rollout) -> Tensor:
-    """Share of each member's groups in which no row has an advantage, [M]: they teach nothing. Nan without an episode."""
+    """Share of each member's groups in which no row has an advantage, [M]: they teach nothing. Nan if none played."""
     if rollout.group is None or rollout.advantage is None:
         raise ValueError("degenerate groups are counted on a rollout with groups and advantages")
     moves = ((rollout.advantage != 0) & rollout.valid).any(0).to(rollout.reward.dtype)  # [M, N]
@@ -254,8 +255,8 @@ def row_weight(rollout: Rollout, horizon: int) -> Tensor:
 def episode_weight(rollout: Rollout, horizon: int) -> Tensor:
     """Every episode counts the same: weight rows / (episodes * length of the row's episode).
 
-    The original GRPO loss, 1/G sum 1/len sum (Shao et al. 2024, equation 3), biased by episode length (Liu et al. 2025);
-    in control tasks length is the return. Episodes cut by a window's edge count as episodes.
+    The original GRPO loss, 1/G sum 1/len sum (Shao et al. 2024, equation 3), biased by episode length (Liu et al.
+    2025); in control tasks length is the return. Episodes cut by a window's edge count as episodes.
     """
     valid, ended = rollout.valid, rollout.ended
     length = torch.zeros_like(rollout.reward)
@@ -274,7 +275,7 @@ def episode_weight(rollout: Rollout, horizon: int) -> Tensor:
 
 
 def constant_weight(rollout: Rollout, horizon: int) -> Tensor:
-    """Every row counts rows / (episodes * horizon): a sum over steps divided by a constant (Dr.GRPO, Liu et al. 2025)."""
+    """Every row counts rows / (episodes * horizon): a sum over steps over a constant (Dr.GRPO, Liu et al. 2025)."""
     valid = rollout.valid
     last = torch.cat([~valid[1:], torch.ones_like(valid[:1])])
     episodes = (valid & (rollout.ended | last)).sum((0, 2))

@@ -25,9 +25,10 @@ class Rollout:
     """What M members did in N environments each for T steps; every field is a tensor [T, M, N, ...] unless said.
 
     `action` is the raw sample of the policy (before clipping or squashing) and `log_prob` its log-probability; `old`
-    holds the parameters of the behaviour distribution (`logits`, or `mean` and `log_std`). `final_obs` is the observation
-    that followed the row, before any reset: it is filled where an episode ended and in the last row, zero elsewhere.
-    `valid` marks real transitions; other rows hold zeros and never reach a loss, a normaliser or a step count.
+    holds the parameters of the behaviour distribution (`logits`, or `mean` and `log_std`). `final_obs` is the
+    observation that followed the row, before any reset: it is filled where an episode ended and in the last row, zero
+    elsewhere. `valid` marks real transitions; other rows hold zeros and never reach a loss, a normaliser or a step
+    count.
     """
 
     obs: Tensor  # [T, M, N, D]
@@ -60,8 +61,9 @@ class Rollout:
 class Batch(Mapping[str, Tensor]):
     """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
 
-    Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, and value where a
-    critic exists. `count` [M] says how many leading rows of each member are real; the rest are padding of weight 0.
+    Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, and value
+    where a critic exists. `count` [M] says how many leading rows of each member are real; the rest are padding of
+    weight 0.
     """
 
     columns: dict[str, Tensor]

@@ -143,8 +143,12 @@ def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | N
             max_episode_steps=limit,
             **config.env.kwargs,
         )
-    except (ValueError, gymnasium.error.Error) as error:  # the latter also where a package of the environment is missing
+    except (ValueError, gymnasium.error.Error) as error:  # the latter where a package of the environment is missing
         raise ConfigError(f"env.id is {config.env.id}: {error}") from error
+    except TypeError as error:
+        if not config.env.kwargs:
+            raise
+        raise ConfigError(f"env.kwargs is {config.env.kwargs}: {error}") from error
 
 
 def build_learner(config: Config) -> Learner:

@@ -250,7 +250,8 @@ def check_finite(name: str, x: np.ndarray, num_envs: int) -> None:
         return
     step, lane = np.argwhere(~np.isfinite(x))[0][:2]
     raise NonFiniteError(
-        f"environment {lane % num_envs} of member {lane // num_envs} gave a non-finite {name} at step {step} of the rollout"
+        f"environment {lane % num_envs} of member {lane // num_envs} gave a non-finite {name} "
+        f"at step {step} of the rollout"
     )
 
 

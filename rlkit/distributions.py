@@ -48,7 +48,7 @@ class Distribution(ABC):
 
 
 class Categorical(Distribution):
-    """One categorical head for each discrete action dimension; `logits` [..., sum of sizes], actions int64 [..., heads].
+    """One categorical head for each action dimension; `logits` [..., sum of sizes], actions int64 [..., heads].
 
     Sampling is the Gumbel-max trick: argmax(logits - log E) with E standard exponential (Maddison et al. 2014).
     """

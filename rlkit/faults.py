@@ -9,10 +9,13 @@ from difflib import get_close_matches
 from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice, keys, options, type_in_words
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
-HYDRA_OPTIONS = frozenset(
-    "-h --help -hh --hydra-help --version -c --cfg --resolve -p --package -r --run -m --multirun -sc --shell-completion "
-    "-cp --config-path -cn --config-name -cd --config-dir --experimental-rerun -i --info".split()
-)
+# fmt: off
+HYDRA_OPTIONS = {
+    "-h", "--help", "-hh", "--hydra-help", "--version", "-c", "--cfg", "--resolve", "-p", "--package", "-r", "--run",
+    "-m", "--multirun", "-sc", "--shell-completion", "-cp", "--config-path", "-cn", "--config-name", "-cd",
+    "--config-dir", "--experimental-rerun", "-i", "--info",
+}
+# fmt: on
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
@@ -50,8 +53,7 @@ def sentence(error: Exception) -> str:
         return f"{unread[1]} cannot be read; write key=value, and quote a value with special characters"
     several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if several:
-        name, values = several.groups()
-        return f"{name} is {values}; add -m to train each, or write '{name}=[{values}]' for one list"
+        return f"{several[1]} is {several[2]}, several values; add -m to train each of them in turn"
     absent = re.search(r"Could not override '([^']+)'", text)
     if absent:
         return no_such_key(absent[1])

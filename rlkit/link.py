@@ -20,9 +20,9 @@ class Link:
     """The identity at every seam of an iteration; a subclass overrides the seams it needs.
 
     Laws (tests/test_laws.py holds every link to them): a link with coefficient zero leaves the weights bit-identical;
-    `batch` keeps the number of rows; saving, loading and one more update is bit-identical to going on; a link draws only
-    from its own streams, one for each member, and holds no learner, environment or config; what it does for one member
-    does not depend on the others.
+    `batch` keeps the number of rows; saving, loading and one more update is bit-identical to going on; a link draws
+    only from its own streams, one for each member, and holds no learner, environment or config; what it does for one
+    member does not depend on the others.
     """
 
     weight = "weight"  # the column that weighs this link's losses

@@ -13,8 +13,8 @@ class Normalizer(nn.Module):
     """(x - mean) / std, clipped to +-`clip`, with running mean and variance of each member [M, D].
 
     Statistics move only in `update`, which the loop calls after an update: they are frozen within one rollout and the
-    epochs on it, so that the ratio of the first minibatch is one. Batches are merged by the parallel-variance rule (Chan,
-    Golub & LeVeque 1983). Before the first update the normaliser is the identity.
+    epochs on it, so that the ratio of the first minibatch is one. Batches are merged by the parallel-variance rule
+    (Chan, Golub & LeVeque 1983). Before the first update the normaliser is the identity.
     """
 
     mean: Tensor
@@ -55,8 +55,8 @@ class Normalizer(nn.Module):
 class RewardScale(Link):
     """Divides rewards by the running standard deviation of the discounted return of each member's environments.
 
-    R_t = gamma R_{t-1} + r_t restarts with each episode (Engstrom et al. 2020, code-level optimisation 2). The mean is not
-    subtracted: that would change the task. The scale within one rollout is the one known before it.
+    R_t = gamma R_{t-1} + r_t restarts with each episode (Engstrom et al. 2020, code-level optimisation 2). The mean
+    is not subtracted: that would change the task. The scale within one rollout is the one known before it.
     """
 
     def __init__(self, members: int, gamma: float, clip: float = 10.0) -> None:

@@ -42,8 +42,8 @@ def orthogonal(size_in: int, size_out: int, gain: float, rngs: Sequence[torch.Ge
 class StackedMLP(nn.Module):
     """M multi-layer perceptrons of equal shape: x -> activation(x W + b) ... and, with `gain`, a linear output layer.
 
-    x is [M, B, in], W [M, in, out], b [M, 1, out]. Hidden weights are orthogonal with gain sqrt 2, the output's with `gain`;
-    biases start at zero. A member's weights do not depend on how many others there are.
+    x is [M, B, in], W [M, in, out], b [M, 1, out]. Hidden weights are orthogonal with gain sqrt 2, the output's with
+    `gain`; biases start at zero. A member's weights do not depend on how many others there are.
 
     Args:
         sizes: width of the input and of each layer.

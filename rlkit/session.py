@@ -1,4 +1,4 @@
-"""A session: one run from its first step to its summary, with evaluations, checkpoints, log entries and a clean stop."""
+"""A session: one run from first step to summary, with evaluations, checkpoints, log entries and a clean stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -103,6 +104,7 @@ class Session:
         self._above_since: list[int | None] = [None] * members  # steps of the first of the evaluations above
         self.peak = torch.full((members,), -torch.inf)
         self.train_seconds = 0.0
+        self.elapsed = 0  # steps of the member that made most, summed over iterations: what `every` counts
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or to the first Ctrl-C, and return the summary, which also lies in `summary.json`."""
@@ -110,7 +112,7 @@ class Session:
         with Interrupt() as interrupt:
             self.train(lambda: interrupt.requested)
             self._save()
-        summary = self._summary(interrupted=interrupt.requested)
+            summary = self._summary(interrupted=interrupt.requested)
         summary["wall_seconds"] = round(time.perf_counter() - began, 3)
         write_json(self.folder / "summary.json", summary)
         return summary
@@ -124,23 +126,23 @@ class Session:
     def _advance(self, log: Clock, evaluation: Clock, saving: Clock) -> None:
         """One iteration and what is due after it."""
         learner = self.learner
-        before, start = int(learner.env_steps.sum()), time.perf_counter()
-        detail = bool(log.every) and int(learner.env_steps.max()) + self._next_rollout() >= log.next
+        before, start = learner.env_steps.clone(), time.perf_counter()
+        detail = bool(log.every) and self.elapsed + self._next_rollout() >= log.next
         learner.iterate(detail)
         seconds = time.perf_counter() - start
         self.train_seconds += seconds
-        speed = (int(learner.env_steps.sum()) - before) / seconds
+        made = learner.env_steps - before
+        self.elapsed += int(made.max())  # not the largest count: that of a member that has stopped would stand still
         scalars = {name: x.numpy() for name, x in learner.metrics.items()}
-        scalars["speed/steps_per_second"] = np.full(learner.streams.members, speed)
-        steps = int(learner.env_steps.max())
-        if detail and log.due(steps):
+        scalars["speed/steps_per_second"] = np.full(learner.streams.members, int(made.sum()) / seconds)
+        if detail and log.due(self.elapsed):
             self.logger.log(
                 learner.env_steps.numpy(), scalars, {name: x.numpy() for name, x in learner.histograms.items()}
             )
         self.logger.progress(learner.env_steps.numpy(), scalars)
-        if evaluation.due(steps):
+        if evaluation.due(self.elapsed):
             self._evaluate()
-        if saving.due(steps):
+        if saving.due(self.elapsed):
             self._save()
         for member in learner.optimizer.diverged.nonzero().flatten().tolist():
             self._note_divergence(member)
@@ -162,7 +164,7 @@ class Session:
                 self._above_since[m] = None
             elif self._above_since[m] is None:
                 self._above_since[m] = int(learner.env_steps[m])
-            elif self.solved_at[m] is None:
+            elif self.solved_at[m] is None and learner.env_steps[m] > self._above_since[m]:
                 self.solved_at[m] = self._above_since[m]
                 self.logger.message(f"member {m} solved at {self.solved_at[m]:,} steps")
                 if self.stop_when_solved:

@@ -1,7 +1,8 @@
 """Random streams: every number drawn in a run comes from a generator that belongs to one member and one purpose.
 
-A stream is `SeedSequence([seed + m, purpose, index])`, so it can be opened again from three integers: a member draws the
-same numbers alone as among sixteen others, and a resumed run needs no generator state, only its iteration counter.
+A stream is `SeedSequence([seed + m, purpose, index])`, so it can be opened again from three integers: a member draws
+the same numbers alone as among sixteen others, and a resumed run needs no generator state, only its iteration
+counter.
 """
 
 from collections.abc import Sequence

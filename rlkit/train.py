@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,6 +233,10 @@ def _literal(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_literal(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_literal(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, str) and not re.fullmatch(r"[\w.:/-]+", value):
+        return "'" + re.sub(r"(\\*)'", r"\1\1\'", value) + "'"
     return str(value)
 
 

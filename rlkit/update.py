@@ -43,8 +43,8 @@ def minibatches(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (epoch, minibatch [M, b]) pairs: every real row of every member once an epoch, in an order of its own.
 
-    Each member's rows are cut into `num_minibatches` parts whose sizes differ by at most one, whatever the other members
-    hold; a shorter part is padded with rows of weight zero. One minibatch is the whole batch as it lies.
+    Each member's rows are cut into `num_minibatches` parts whose sizes differ by at most one, whatever the other
+    members hold; a shorter part is padded with rows of weight zero. One minibatch is the whole batch as it lies.
     """
     if num_minibatches == 1:
         for epoch in range(num_epochs):
@@ -69,10 +69,10 @@ def minibatches(
 
 
 def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], str] = lambda term: "weight") -> Tensor:
-    """Return the loss of each member, [M]: for each weight column, sum(weight * terms) over the rows that have a weight.
+    """Return each member's loss, [M]: for each weight column, sum(weight * terms) over the rows that have a weight.
 
-    Weights average to one over a batch (`rlkit.advantage`), so the mean over a minibatch's rows estimates the loss of the
-    batch without bias, for every aggregation. Terms of shape [M] are added as they are.
+    Weights average to one over a batch (`rlkit.advantage`), so the mean over a minibatch's rows estimates the loss of
+    the batch without bias, for every aggregation. Terms of shape [M] are added as they are.
     """
     loss: Tensor | float = 0.0
     totals: dict[str, Tensor] = {}
@@ -143,7 +143,7 @@ def mean_kl(batch: Batch, out: Out) -> Tensor:
 
 
 def kl_by_epoch(record: UpdateRecord) -> list[Tensor]:
-    """Exact KL(pi_old || pi) of each epoch, [M] nats: the mean over the rows a member trained on, nan where it did not."""
+    """Exact KL(pi_old || pi) of each epoch, [M] nats: the mean over the rows a member trained on, nan without one."""
     sums: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for mini in record.minibatches:

@@ -31,6 +31,8 @@ class Actions:
     size: int = 0
 
 
+# entropies log 2 and .25 log 4 + .75 log 4/3 = 0.5623351; KL(HALF || QUARTER) = .5 log 2 + .5 log 2/3 = 0.1438410
+HALF, QUARTER = [0.5, 0.5], [0.25, 0.75]
 KINDS = {"discrete": Actions("discrete", (3,)), "continuous": Actions("continuous", (), 2)}
 
 
@@ -289,37 +291,57 @@ def test_kl_stop_of_one_member_leaves_the_others_alone(kind: str) -> None:
     assert torch.equal(weights(policy)[1], weights(free)[1])
 
 
-@pytest.mark.parametrize(("factor", "steps"), [(0.999, 0), (1.001, 1)])
-def test_kl_stop_at_one_and_a_half_times_the_target(factor: float, steps: int) -> None:
-    # the policy has moved already: KL(.5 .5 | .25 .75) = .5 log 2 + .5 log 2/3 = 0.1438410
-    policy = Policy(1, Actions("discrete", (2,)), [0], hidden=())
+def two_actions(probs: list[float], rows: Tensor) -> tuple[Policy, Batch]:
+    """A policy of constant probabilities and a batch collected with those in `rows`, [M, B, 2]."""
+    members, height, _ = rows.shape
+    policy = Policy(1, Actions("discrete", (2,)), range(members), hidden=())
     with torch.no_grad():
         policy.actor.weights[0].zero_()
-        policy.actor.biases[0].copy_(torch.tensor([[[0.25, 0.75]]]).log())
+        policy.actor.biases[0].copy_(torch.tensor(probs).log())
     columns = {
-        "obs": torch.zeros(1, 4, 1),
-        "action": torch.zeros(1, 4, 1, dtype=torch.int64),
-        "log_prob": torch.full((1, 4), 0.5).log(),
-        "old_logits": torch.full((1, 4, 2), 0.5).log(),
-        "advantage": torch.ones(1, 4),
-        "weight": torch.ones(1, 4),
+        "obs": torch.zeros(members, height, 1),
+        "action": torch.zeros(members, height, 1, dtype=torch.int64),
+        "log_prob": rows[..., 0].log(),
+        "old_logits": rows.log(),
+        "advantage": torch.ones(members, height),
+        "weight": torch.ones(members, height),
     }
+    return policy, Batch(columns, torch.full((members,), height))
+
+
+GRADIENT = Chain(surrogate=Surrogate(Constant(float("inf"), 1)))
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(0.999, 0), (1.001, 1)])
+def test_kl_stop_at_one_and_a_half_times_the_target(factor: float, steps: int) -> None:
+    policy, batch = two_actions(QUARTER, torch.full((1, 4, 2), 0.5))  # it has moved already: KL is 0.1438410
     before = weights(policy).clone()
-    chain = Chain(surrogate=Surrogate(Constant(float("inf"), 1)))
-    record = run(
-        policy,
-        Batch(columns, torch.tensor([4])),
-        (0,),
-        chain=chain,
-        num_epochs=1,
-        num_minibatches=1,
-        target_kl=factor * 0.1438410 / 1.5,
-    )
+    once = {"num_epochs": 1, "num_minibatches": 1, "target_kl": factor * 0.1438410 / 1.5}
+    record = run(policy, batch, (0,), chain=GRADIENT, **once)
     assert len(record.minibatches) == steps
     assert torch.equal(weights(policy), before) == (steps == 0)
-    if steps == 0:
-        scalars, _ = statistics(record, Batch(columns, torch.tensor([4])), torch.ones(1), torch.ones(1))
-        assert scalars["update/steps"].tolist() == [0]
+    scalars, _ = statistics(record, batch, torch.ones(1), torch.ones(1))
+    assert scalars["update/steps"].tolist() == [steps]
+
+
+def test_a_stopped_member_does_not_go_on_where_its_kl_is_small() -> None:
+    rows = torch.full((2, 8, 2), 0.5)
+    rows[0, 0] = torch.tensor([0.01, 0.99])  # one row of member 0 is far from the policy, the others are on it
+    policy, batch = two_actions(HALF, rows)
+    options = {"num_epochs": 2, "num_minibatches": 8, "target_kl": 0.1, "learning_rate": torch.zeros(2)}
+    record = run(policy, batch, (0, 1), chain=GRADIENT, **options)
+    near = [bool(mean_kl(mini.batch, mini.out)[0] < 0.15) for mini in record.minibatches]
+    assert near.count(False) == 2 and near[0] and near[-1]
+    first = near.index(False)
+    assert [mini.active.tolist() for mini in record.minibatches] == [[step < first, True] for step in range(16)]
+
+
+def test_kl_stop_wakes_no_member_that_is_not_active() -> None:
+    policy, batch = problem("discrete", (12, 12), (1, 2))
+    before = weights(policy).clone()
+    record = run(policy, batch, (1, 2), active=torch.tensor([False, True]), target_kl=1e3)
+    assert torch.equal(weights(policy)[0], before[0])
+    assert not any(mini.active[0] for mini in record.minibatches)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -331,8 +353,6 @@ def test_kl_is_never_negative(kind: str) -> None:
 
 
 # --- statistics ---------------------------------------------------------------------------------------------
-
-HALF, QUARTER = [0.5, 0.5], [0.25, 0.75]  # entropies log 2 and 0.5623351; KL(HALF || QUARTER) = 0.1438410
 
 
 def mini(

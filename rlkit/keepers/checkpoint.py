@@ -12,7 +12,7 @@ FORMAT = 1  # raised when the state's layout changes
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a state of tensors, numbers and strings; the file is replaced in one step, so a crash leaves the old one."""
+    """Write a state of tensors, numbers and strings, whole or not at all: a crash leaves the old file."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         torch.save({"format": FORMAT, **state}, file)

@@ -16,7 +16,7 @@ KINDS = ("exact", "k1", "k2", "k3")
 
 
 class RefKL(Link):
-    """Loss coef KL(pi || pi_ref) (Shao et al. 2024, equation 3), exact or by an estimator of `rlkit.losses.kl_estimate`.
+    """Loss coef KL(pi || pi_ref) (Shao et al. 2024, equation 3), exact or by `rlkit.losses.kl_estimate`.
 
     The reference is the policy as it was at the start, with the observation statistics it had then, and, with
     `refresh_every` k > 0, the current one after every k iterations. Its distribution is stored in `ref_*` columns.

@@ -32,7 +32,7 @@ class Surrogate(Link):
 
 
 def standardized(batch: Batch, epsilon: float = 1e-8) -> Tensor:
-    """(A - mean) / (std + epsilon) over the real rows of each member's minibatch; [M, B], deviation unbiased (ddof 1)."""
+    """(A - mean) / (std + epsilon) over the real rows of each member's minibatch, [M, B]; std unbiased (ddof 1)."""
     x = batch.advantage
     if not batch.padded and batch.height > 1:
         std, mean = torch.std_mean(x, 1, keepdim=True)

@@ -14,8 +14,8 @@ class Value(Link):
     """Loss coef (V - ret)^2 / 2, optionally clipped; see `rlkit.losses.value_loss`.
 
     Args:
-        coef: multiplies the loss. Stable-Baselines3's and CleanRL's `vf_coef` c stands for c times (SB3) or c/2 times
-            (CleanRL) the squared error: c here equals 2c there for SB3, and c for CleanRL.
+        coef: multiplies the loss. CleanRL's `vf_coef` is the same number; Stable-Baselines3 has no factor 1/2, so its
+            `vf_coef` 0.5 is 1.0 here.
         clip: range within which V may move from its value at collection, in units of return; None for no clip.
     """
 

@@ -171,7 +171,12 @@ def allowed(bounds: dict[str, Any]) -> str:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yield one sentence for each value out of range or at odds with another."""
+    """Yield one sentence for each value out of range, or, where there is none, for each at odds with another."""
+    out_of_range = list(_range_problems(config))
+    yield from out_of_range or _conflicts(config)
+
+
+def _range_problems(config: Config) -> Iterator[str]:
     for name, f, value in keys(config):
         bounds = f.metadata["bounds"]
         if isinstance(value, float) and not math.isfinite(value):
@@ -184,13 +189,17 @@ def problems(config: Config) -> Iterator[str]:
     ):
         if widths is not None and any(width < 1 for width in widths):
             yield f"{name} is {list(widths)}; every width must be >= 1"
-    if config.policy.shared_trunk and not config.policy.hidden:
-        yield "policy.shared_trunk is true and policy.hidden is []; a shared trunk needs at least one layer"
     betas = config.algo.adam_betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield f"algo.adam_betas is {list(betas)}; it must be two numbers, each >= 0 and < 1"
-    if config.algo.schedule.learning_rate.name == "kl_driven" or config.algo.schedule.entropy_coef.name == "kl_driven":
-        yield "algo.schedule kl_driven is a rule for clip alone; choose constant, linear or exponential"
+
+
+def _conflicts(config: Config) -> Iterator[str]:
+    if config.policy.shared_trunk and not config.policy.hidden:
+        yield "policy.shared_trunk is true and policy.hidden is []; a shared trunk needs at least one layer"
+    for name in ("learning_rate", "entropy_coef"):
+        if getattr(config.algo.schedule, name).name == "kl_driven":
+            yield f"algo.schedule.{name}.name is kl_driven, a rule for clip alone; choose constant, linear or exponential"
     if config.algo.clip is None and (config.algo.clip_high is not None or config.algo.schedule.clip.name != "constant"):
         yield "algo.clip is null (no clip); then algo.clip_high must be null and algo.schedule.clip.name constant"
     for name in ("learning_rate", "clip", "entropy_coef"):
@@ -207,17 +216,17 @@ def problems(config: Config) -> Iterator[str]:
 
 def _ppo_problems(config: Config, algo: PPOConfig) -> Iterator[str]:
     rows = algo.num_steps * config.num_envs
-    if algo.num_minibatches > rows:
-        yield (
-            f"algo.num_minibatches is {algo.num_minibatches}; it must be <= {rows}, the rows of a rollout "
-            f"(algo.num_steps {algo.num_steps} x num_envs {config.num_envs})"
-        )
     if config.total_steps < rows:
         yield (
             f"total_steps is {config.total_steps}; it must be >= {rows}, one rollout "
             f"(algo.num_steps {algo.num_steps} x num_envs {config.num_envs})"
         )
-    if algo.normalize_advantage and rows < 2 * algo.num_minibatches:
+    if algo.num_minibatches > rows:
+        yield (
+            f"algo.num_minibatches is {algo.num_minibatches}; it must be <= {rows}, the rows of a rollout "
+            f"(algo.num_steps {algo.num_steps} x num_envs {config.num_envs})"
+        )
+    elif algo.normalize_advantage and rows < 2 * algo.num_minibatches:
         yield (
             f"algo.num_minibatches is {algo.num_minibatches}, which leaves minibatches of one row; "
             f"with algo.normalize_advantage=true it must be <= {rows // 2}"

@@ -62,20 +62,21 @@ class Batch(Mapping[str, Tensor]):
     """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
 
     Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, and value
-    where a critic exists. `count` [M] says how many leading rows of each member are real; the rest are padding of
-    weight 0.
+    where a critic exists. `count` [M] says how many leading rows of each member are real; the rest are padding, of
+    weight 0. A further column of weights has a name that ends in `_weight`, so that padding gets weight 0 there too.
     """
 
     columns: dict[str, Tensor]
     count: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # int64 [M]
-    padded: bool = True  # False: every row is real, which saves masking
+    padded: bool = True  # False: every row has a weight above 0, which saves masking
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
 
     def __getattr__(self, name: str) -> Tensor:
         try:
-            return self.__dict__["columns"][name]
+            columns: dict[str, Tensor] = self.__dict__["columns"]
+            return columns[name]
         except KeyError:
             raise AttributeError(f"this batch has no column {name!r}") from None
 
@@ -102,7 +103,18 @@ class Batch(Mapping[str, Tensor]):
                 raise ValueError(
                     f"column {name} has shape {tuple(column.shape)}; the batch is [{self.members}, {self.height}]"
                 )
-        return Batch({**self.columns, **columns}, self.count, self.padded)
+        batch = Batch({**self.columns, **columns}, self.count, self.padded)
+        return batch.masked(self.real) if self.padded and any(map(is_weight, columns)) else batch
+
+    @property
+    def real(self) -> Tensor:
+        """Rows that are not padding, bool [M, B]; of a whole batch, not of a minibatch."""
+        return torch.arange(self.height, device=self.count.device) < self.count[:, None]
+
+    def masked(self, real: Tensor) -> Batch:
+        """Return the batch with weight 0 in every column of weights where `real` [M, B] is False."""
+        columns = {name: x * real if is_weight(name) else x for name, x in self.columns.items()}
+        return Batch(columns, self.count, padded=True)
 
     def starting_with(self, prefix: str) -> dict[str, Tensor]:
         """Return the columns whose name starts with `prefix`, without it: the parameters of a stored distribution."""
@@ -124,6 +136,11 @@ class Batch(Mapping[str, Tensor]):
     def slice(self, start: int, stop: int) -> Batch:
         """Return rows start..stop of every member as views."""
         return Batch({name: x[:, start:stop] for name, x in self.columns.items()}, self.count, self.padded)
+
+
+def is_weight(name: str) -> bool:
+    """Whether a column of this name holds weights of rows."""
+    return name == "weight" or name.endswith("_weight")
 
 
 def valid_rows(valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,6 +189,7 @@ def flatten(rollout: Rollout) -> Batch:
     if rollout.value is not None:
         fields["value"] = rollout.value
     columns = {name: gather_rows(x, rows) for name, x in fields.items()}
-    real = torch.arange(rows.shape[1], device=rows.device) < count[:, None]  # [M, B]
-    columns["weight"] = columns["weight"] * real
-    return Batch(columns, count, padded=not bool(real.all()))
+    batch = Batch(columns, count)
+    batch = batch.masked(batch.real)
+    batch.padded = not bool((batch.weight > 0).all())
+    return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass
@@ -268,14 +269,13 @@ def _chain(config: Config, recipe: Any, policy: Policy, streams: Streams, schedu
 
 def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link:
     """Build one `stabilizer` entry: its `_target_` gets the entry's keys and what it names of the context."""
-    from hydra.utils import get_class
-
     path = entry.pop("_target_", None)
     if path is None:
         raise ValueError(f"stabilizer.{name} has no _target_, the class of the link")
+    module, _, class_name = str(path).rpartition(".")
     try:
-        target = get_class(path)
-    except Exception as error:  # hydra wraps import errors of every kind
+        target = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError, ValueError) as error:  # the last where there is no module
         raise ValueError(f"stabilizer.{name}._target_ is {path}, which cannot be imported: {error}") from error
     wanted = inspect.signature(target).parameters
     unknown = set(entry) - set(wanted)

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from rlkit.buffer import Rollout, valid_rows
+from rlkit.envs import MaskedVectorEnv
 from rlkit.policy import Policy
 from rlkit.streams import Purpose, Streams
 
@@ -49,7 +49,7 @@ def action_noise(
 class Collector:
     """What both kinds share: the environments, the members' streams, the step count and the finished episodes."""
 
-    def __init__(self, envs: VectorEnv, actions: ActionMap, streams: Streams) -> None:
+    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams) -> None:
         self.envs, self.actions, self.streams = envs, actions, streams
         self.members = streams.members
         self.num_envs = envs.num_envs // self.members
@@ -110,7 +110,7 @@ class Collector:
 class Windows(Collector):
     """`num_steps` steps of every environment, autoreset in the same step; episodes run on from window to window."""
 
-    def __init__(self, envs: VectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> None:
+    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> None:
         super().__init__(envs, actions, streams)
         self.num_steps = num_steps
         seeds = streams.integers(Purpose.START, 0, self.num_envs)
@@ -181,7 +181,7 @@ class Windows(Collector):
 class Episodes(Collector):
     """One whole episode in each lane, the `group_size` lanes of a group from the same start state (equal seeds)."""
 
-    def __init__(self, envs: VectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> None:
+    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> None:
         super().__init__(envs, actions, streams)
         self.group_size = group_size
         self.num_groups = self.num_envs // group_size

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from rlkit.collect import ActionMap, action_noise
+from rlkit.envs import MaskedVectorEnv
 from rlkit.policy import Policy
 from rlkit.streams import Purpose
 
@@ -18,7 +18,7 @@ from rlkit.streams import Purpose
 def start_seeds(episodes: int) -> list[int]:
     """Seeds of the start states of evaluation episodes 0, 1, ...: fixed, so that numbers of any two runs compare."""
     rng = np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION]))
-    return rng.integers(0, 2**31, episodes).tolist()
+    return [int(seed) for seed in rng.integers(0, 2**31, episodes)]
 
 
 class Evaluator:
@@ -30,7 +30,7 @@ class Evaluator:
         members: M.
     """
 
-    def __init__(self, envs: VectorEnv, actions: ActionMap, members: int) -> None:
+    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, members: int) -> None:
         self.envs, self.actions, self.members = envs, actions, members
         self.lanes = envs.num_envs // members
 

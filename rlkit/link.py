@@ -25,7 +25,7 @@ class Link:
     member does not depend on the others.
     """
 
-    weight = "weight"  # the column that weighs this link's losses
+    weight = "weight"  # the column that weighs this link's losses; the name of another ends in `_weight`
 
     def rollout(self, rollout: Rollout) -> Rollout:
         """Change rewards of a rollout [T, M, N], or add rows on its N axis."""

@@ -14,7 +14,7 @@ class Normalizer(nn.Module):
 
     Statistics move only in `update`, which the loop calls after an update: they are frozen within one rollout and the
     epochs on it, so that the ratio of the first minibatch is one. Batches are merged by the parallel-variance rule
-    (Chan, Golub & LeVeque 1983). Before the first update the normaliser is the identity.
+    (Chan, Golub & LeVeque 1983). Before the first update the normaliser only clips.
     """
 
     mean: Tensor
@@ -56,7 +56,8 @@ class RewardScale(Link):
     """Divides rewards by the running standard deviation of the discounted return of each member's environments.
 
     R_t = gamma R_{t-1} + r_t restarts with each episode (Engstrom et al. 2020, code-level optimisation 2). The mean
-    is not subtracted: that would change the task. The scale within one rollout is the one known before it.
+    is not subtracted: that would change the task. The scale within one rollout is the one known before it;
+    the first rollout is scaled by its own.
     """
 
     def __init__(self, members: int, gamma: float, clip: float = 10.0) -> None:
@@ -73,10 +74,12 @@ class RewardScale(Link):
             returns[t] = running
             running = running * ~(rollout.ended[t] | ~rollout.valid[t])
         self.running = running
-        scale = (self.statistics.var + self.statistics.epsilon).rsqrt().float()  # [M, 1]
-        reward = (rollout.reward * scale).clamp(-self.clip, self.clip)
+        known = self.statistics.count > 0  # [M]
+        before = self.statistics.var.clone()
         self.statistics.update(returns[..., None], rollout.valid)
-        return rollout.replace(reward=reward)
+        var = torch.where(known[:, None], before, self.statistics.var)  # [M, 1]
+        reward = rollout.reward * (var + self.statistics.epsilon).rsqrt().float()
+        return rollout.replace(reward=reward.clamp(-self.clip, self.clip))
 
     def state_dict(self) -> dict[str, Tensor]:
         state = dict(self.statistics.state_dict())

@@ -110,8 +110,8 @@ class Adam:
         else:  # on copies of the rows that step; the others are not touched
             stepped = self._guard(active, finite)
             state = (self.flat, self.m, self.v, self.t)
-            rows = [x[stepped] for x in state]
-            adam_(*rows, g[stepped], learning_rate[stepped], self.betas, self.epsilon)
+            rows = flat, m, v, t = tuple(x[stepped] for x in state)
+            adam_(flat, m, v, t, g[stepped], learning_rate[stepped], self.betas, self.epsilon)
             for whole, part in zip(state, rows, strict=True):
                 whole[stepped] = part
         return StepResult(norm, scale, stepped, finite)

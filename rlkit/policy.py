@@ -159,7 +159,8 @@ class Policy(nn.Module):
         """Return V(obs) [M, B] for obs [M, B, D]; an error where there is no critic."""
         if self.critic is None:
             raise ValueError("this policy has no critic")
-        return self.critic(self.features(obs)).squeeze(-1)
+        value: Tensor = self.critic(self.features(obs)).squeeze(-1)
+        return value
 
     def evaluate(self, batch: Batch) -> Out:
         """Evaluate the policy on a batch: distribution, log-probability of the batch's actions, value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -55,15 +56,14 @@ def minibatches(
     width = max(int(np.diff(bounds).max()), 1)
     slot = bounds[:, :-1, None] + np.arange(width)  # [M, n, b]: position in the member's shuffled rows
     real = slot < bounds[:, 1:, None]
-    padded = not real.all()
+    padded = batch.padded or not real.all()
     for epoch in range(num_epochs):
         rows = np.zeros(slot.shape, dtype=np.int64)
         for m, (rng, count) in enumerate(zip(rngs, counts, strict=True)):
             rows[m][real[m]] = rng.permutation(count)
         shuffled = batch.take(torch.from_numpy(rows.reshape(len(counts), -1)).to(batch.weight.device))
-        shuffled.padded = padded
         if padded:
-            shuffled.columns["weight"] *= torch.from_numpy(real.reshape(len(counts), -1)).to(batch.weight.device)
+            shuffled = shuffled.masked(torch.from_numpy(real.reshape(len(counts), -1)).to(batch.weight.device))
         for k in range(num_minibatches):
             yield epoch, shuffled.slice(k * width, (k + 1) * width)
 
@@ -74,20 +74,18 @@ def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], st
     Weights average to one over a batch (`rlkit.advantage`), so the mean over a minibatch's rows estimates the loss of
     the batch without bias, for every aggregation. Terms of shape [M] are added as they are.
     """
-    loss: Tensor | float = 0.0
+    parts = [term for term in terms.values() if term.dim() == 1]
     totals: dict[str, Tensor] = {}
     for name, term in terms.items():
-        if term.dim() == 1:
-            loss = loss + term
-        else:
+        if term.dim() == 2:
             column = column_of(name)
             totals[column] = totals[column] + term if column in totals else term
     for column, total in totals.items():
         weight = batch[column]
         plain = column == "weight" and not batch.padded
         rows = batch.height if plain else (weight > 0).sum(1).clamp(min=1)
-        loss = loss + (total * weight).sum(1) / rows
-    return torch.as_tensor(loss)
+        parts.append((total * weight).sum(1) / rows)
+    return functools.reduce(torch.add, parts)
 
 
 def update(
@@ -120,11 +118,12 @@ def update(
                 active = active & (mean_kl(mini, out) <= KL_STOP_FACTOR * target_kl)
             if not bool(active.any()):
                 break
+        taking = active & (mini.weight > 0).any(1) if mini.padded else active  # a zero gradient still moves Adam
         terms = chain.losses(out, mini, policy)
         loss = reduce(terms, mini, chain.column)
         grads = torch.autograd.grad(loss.sum(), optimizer.params, materialize_grads=True)
-        step = optimizer.step(grads, learning_rate, active)
-        record.minibatches.append(Minibatch(epoch, mini, out, terms, active, step))
+        step = optimizer.step(grads, learning_rate, taking)
+        record.minibatches.append(Minibatch(epoch, mini, out, terms, taking, step))
     return record
 
 
@@ -175,7 +174,7 @@ def statistics(
     minis = record.minibatches
     steps = torch.stack([mini.step.stepped for mini in minis]).sum(0) if minis else torch.zeros(batch.members)
     scalars: dict[str, Tensor] = {"update/steps": steps.float()}
-    real = torch.arange(batch.height) < batch.count[:, None]
+    real = batch.real
     advantage = batch.advantage
     scalars["advantage/mean"], scalars["advantage/std"] = moments(advantage, real)
     histograms = {"advantage": advantage[real]}
@@ -183,7 +182,8 @@ def statistics(
         error = batch.ret - batch.value
         spread = moments(batch.ret, real)[1]
         scalars["value/error"] = (error**2 * real).sum(1) / real.sum(1)
-        scalars["value/explained_variance"] = 1 - (moments(error, real)[1] / spread) ** 2
+        unexplained = (moments(error, real)[1] / spread) ** 2
+        scalars["value/explained_variance"] = torch.where(spread > 0, 1 - unexplained, torch.nan)
     if not minis:
         return scalars, histograms
     weight = torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1)

@@ -43,6 +43,14 @@ def test_invalid_rows_do_not_enter() -> None:
     assert (normalizer.mean.item(), normalizer.var.item(), normalizer.count.item()) == (2.0, 1.0, 2.0)
 
 
+def test_a_member_that_has_seen_nothing_stays_the_identity() -> None:
+    normalizer = Normalizer(2, 1)
+    x, valid = torch.full((3, 2, 1, 1), 5.0), torch.ones(3, 2, 1).bool()
+    valid[:, 1] = False
+    normalizer.update(x, valid)
+    assert (normalizer.mean[1].item(), normalizer.var[1].item(), normalizer.count[1].item()) == (0.0, 1.0, 0.0)
+
+
 def test_forward_by_hand() -> None:
     normalizer = Normalizer(2, 1)
     x = torch.tensor([[[5.0], [-3.0]], [[5.0], [-3.0]]])
@@ -92,8 +100,8 @@ def scaled(link: RewardScale, *args: list) -> Tensor:  # type: ignore[type-arg]
 
 def test_reward_scale_by_hand() -> None:
     link = RewardScale(1, gamma=0.5)
-    # returns 2; .5*2 + 2 = 3 (the end); 2: mean 7/3, variance (1/9 + 4/9 + 1/9) / 3 = 2/9; scale known before: 1
-    torch.testing.assert_close(scaled(link, [2.0, 2.0, 2.0], [False, True, False]), torch.full((3,), 2.0))
+    # returns 2; .5*2 + 2 = 3 (the end); 2: mean 7/3, variance (1/9 + 4/9 + 1/9) / 3 = 2/9: the first rollout's own scale
+    torch.testing.assert_close(scaled(link, [2.0, 2.0, 2.0], [False, True, False]), torch.full((3,), 2.0 * 4.5**0.5))
     assert link.statistics.mean.item() == pytest.approx(7 / 3) and link.statistics.var.item() == pytest.approx(2 / 9)
     # 1 / sqrt(2/9) = 2.1213203; the episode goes on from 2: returns .5*2 + 1 = 2, .5*2 + 3 = 4
     torch.testing.assert_close(scaled(link, [1.0, 3.0], [False, True]), torch.tensor([2.1213203, 6.3639610]))

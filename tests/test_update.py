@@ -116,6 +116,14 @@ def test_reduce_by_hand() -> None:
     torch.testing.assert_close(reduce({k: x[:1] for k, x in terms.items()}, full), loss[:1])
 
 
+def test_reduce_weighs_each_term_by_its_column() -> None:
+    batch = Batch({"weight": torch.tensor([[1.0, 3.0]]), "other": torch.tensor([[0.5, 0.0]])}, torch.tensor([2]), False)
+    terms = {"one": torch.tensor([[1.0, 2.0]]), "two": torch.tensor([[4.0, 99.0]]), "penalty": torch.tensor([10.0])}
+    # (1*1 + 3*2) / 2 + (.5*4) / 1 + 10: only one row has a weight in the other column
+    loss = reduce(terms, batch, lambda term: "other" if term == "two" else "weight")
+    assert loss.tolist() == [15.5]
+
+
 def test_reduce_of_a_member_without_rows_and_of_penalties_alone() -> None:
     batch = Batch({"weight": torch.zeros(1, 2)}, torch.tensor([0]))
     assert reduce({"one": torch.ones(1, 2)}, batch).tolist() == [0.0]
@@ -251,15 +259,33 @@ def test_the_record_of_a_step_is_not_changed_by_later_steps(kind: str) -> None:
 
 def test_a_link_may_name_the_column_that_weighs_it() -> None:
     class Cloning(Link):
-        weight = "cloning"
+        weight = "cloning_weight"
 
         def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
             return {"loss": -out.log_prob}
 
     policy, batch = problem("discrete", (10,), (1,))
     before = weights(policy).clone()
-    run(policy, batch.with_columns(cloning=torch.zeros(1, 10)), (1,), chain=Chain(cloning=Cloning()))
+    run(policy, batch.with_columns(cloning_weight=torch.zeros(1, 10)), (1,), chain=Chain(cloning=Cloning()))
     assert torch.equal(weights(policy), before)
+
+
+@pytest.mark.parametrize("counts", [(7,), (9, 4)])
+def test_padding_weighs_nothing_in_any_weight_column(counts: tuple[int, ...]) -> None:
+    class Cloning(Link):
+        def __init__(self, column: str) -> None:
+            self.weight = column
+
+        def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
+            return {"loss": -out.log_prob}
+
+    seeds, learned = tuple(range(len(counts))), []
+    for column in ("weight", "cloning_weight"):
+        policy, batch = problem("discrete", counts, seeds)
+        batch = batch.with_columns(cloning_weight=batch.weight.clone())
+        run(policy, batch, seeds, chain=Chain(cloning=Cloning(column)), num_minibatches=4)
+        learned.append(weights(policy))
+    torch.testing.assert_close(*learned)
 
 
 # --- KL stop ------------------------------------------------------------------------------------------------

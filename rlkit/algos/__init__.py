@@ -3,4 +3,4 @@
 from rlkit.algos.grpo import GRPO
 from rlkit.algos.ppo import PPO
 
-ALGORITHMS = {"ppo": PPO, "grpo": GRPO}
+ALGORITHMS: dict[str, type[PPO] | type[GRPO]] = {"ppo": PPO, "grpo": GRPO}

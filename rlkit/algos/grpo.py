@@ -5,9 +5,10 @@ The KL to a reference policy that GRPO is often shown with is the link `ref_kl`:
 
 from __future__ import annotations
 
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from rlkit.collect import ActionMap, Episodes
+from rlkit.envs import MaskedVectorEnv
 from rlkit.link import Chain
 from rlkit.schedules import Schedule
 from rlkit.stabilizers.entropy import Entropy
@@ -22,7 +23,7 @@ class GRPO:
     autoreset = AutoresetMode.DISABLED
 
     @staticmethod
-    def collector(envs: VectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> Episodes:
+    def collector(envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> Episodes:
         """Play one episode in each environment, `group_size` of them from each start state."""
         return Episodes(envs, actions, streams, group_size)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from rlkit.collect import ActionMap, Windows
+from rlkit.envs import MaskedVectorEnv
 from rlkit.link import Chain
 from rlkit.schedules import Schedule
 from rlkit.stabilizers.entropy import Entropy
@@ -20,7 +21,7 @@ class PPO:
     autoreset = AutoresetMode.SAME_STEP
 
     @staticmethod
-    def collector(envs: VectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> Windows:
+    def collector(envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> Windows:
         """Collect `num_steps` steps of each environment."""
         return Windows(envs, actions, streams, num_steps)
 

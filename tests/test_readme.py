@@ -1,0 +1,75 @@
+"""The README's examples, executed as they stand."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlkit.train import compose, execute, prepare
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+FILES = {m[1]: block for block in BLOCKS if (m := re.match(r"# (\w+\.py)\n", block))}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder that is the working directory and importable, as for `python -m`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def commands() -> dict[str, list[str]]:
+    """The overrides of the command under each example file."""
+    found = {}
+    for name in FILES:
+        module = name.removesuffix(".py")
+        (line,) = [
+            s
+            for s in re.findall(r"^    python -m rlkit.train (.*)$", README, re.M)
+            if f"{module}:" in s or f"{module}." in s
+        ]
+        found[name] = [part.strip("'") for part in re.findall(r"'[^']*'|\S+", line)]
+    return found
+
+
+def test_there_are_three_examples_of_at_most_twenty_lines():
+    assert set(FILES) == {"corridor.py", "decay.py", "sign.py"}
+    for name, block in FILES.items():
+        code = [line for line in block.splitlines() if line.strip() and not line.startswith("#")]
+        assert len(code) <= 15, (name, len(code))
+
+
+@pytest.mark.parametrize("name", ["corridor.py", "decay.py", "sign.py"])
+def test_an_example_trains(name, here):
+    (here / name).write_text(FILES[name])
+    small = ["total_steps=600", "eval.every=0", "log.every=0", "num_envs=8", "algo.num_minibatches=2"]
+    if "algo=ppo" in commands()[name]:
+        small.append("algo.num_steps=32")
+    config, folder = compose([*commands()[name], *small])
+    run = execute(prepare(config), folder, "off")
+    assert np.isfinite(run.eval_return).all()
+    assert run.summary["env_steps"][0] >= 600
+
+
+def test_the_python_example_runs(here):
+    (block,) = [block for block in BLOCKS if "rlkit.load" in block]
+    names: dict[str, object] = {}
+    exec(block.replace("50_000", "600"), names)
+    assert names["action"] in (0, 1)
+
+
+def test_every_key_the_readme_names_exists():
+    from rlkit.train import help_page
+
+    page = help_page()
+    for word in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)`", README):
+        if not word.endswith((".py", ".pt", ".csv", ".json", ".md", ".yaml")):
+            assert word in page, word

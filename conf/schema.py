@@ -1,7 +1,7 @@
 """Every configuration key: its type, default, meaning and allowed range.
 
-The YAML files of this folder are merged into these dataclasses, which check names and types; `problems` checks ranges and
-what keys demand of each other. `python -m rlkit.train --help` is generated from here.
+The YAML files of this folder are merged into these dataclasses, which check names and types; `problems` checks ranges
+and what keys demand of each other. `python -m rlkit.train --help` is generated from here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AlgoConfig:
     num_minibatches: int = key(4, "parts each pass is cut into", ge=1)
     learning_rate: float = key(3e-4, "Adam's step size at the start", gt=0)
     gamma: float = key(0.99, "discount", gt=0, le=1)
-    gae_lambda: float = key(0.95, "lambda of generalised advantage estimation", ge=0, le=1)
+    gae_lambda: float = key(0.95, "lambda of gae, grouped_gae and mixed", ge=0, le=1)
     clip: float | None = key(0.2, "clip range of the ratio; null: no clip (the plain policy gradient)", gt=0)
     clip_high: float | None = key(None, "upper clip range; null: as clip", gt=0)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", ge=0)
@@ -86,6 +86,7 @@ class AlgoConfig:
     max_grad_norm: float | None = key(0.5, "largest gradient norm of a member; null: no limit", gt=0)
     target_kl: float | None = key(None, "end a member's update where KL exceeds 1.5 times this; null: never", gt=0)
     advantage: str = key("gae", "the estimator, or `module:function`")
+    advantage_args: dict[str, Any] = key({}, "arguments of the estimator: n of n_step, by and resolution of binned")
     aggregation: str = key("row", "how rows become one loss", choices=("row", "episode", "constant"))
     adam_betas: list[float] = key([0.9, 0.999], "Adam's decay rates, two numbers in [0, 1)")
     schedule: SchedulesConfig = key(SchedulesConfig, "how coefficients change over the run")
@@ -181,7 +182,7 @@ def _range_problems(config: Config) -> Iterator[str]:
         bounds = f.metadata["bounds"]
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{name} is {value}; it must be a finite number {allowed(bounds)}".rstrip()
-        elif value is not None and not _within(value, bounds):
+        elif value is not None and not within(value, bounds):
             yield f"{name} is {value}; it must be {allowed(bounds)}"
     for name, widths in (
         ("policy.hidden", config.policy.hidden),
@@ -199,7 +200,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield "policy.shared_trunk is true and policy.hidden is []; a shared trunk needs at least one layer"
     for name in ("learning_rate", "entropy_coef"):
         if getattr(config.algo.schedule, name).name == "kl_driven":
-            yield f"algo.schedule.{name}.name is kl_driven, a rule for clip alone; choose constant, linear or exponential"
+            yield f"algo.schedule.{name}.name is kl_driven, a rule for clip; it must be constant, linear or exponential"
     if config.algo.clip is None and (config.algo.clip_high is not None or config.algo.schedule.clip.name != "constant"):
         yield "algo.clip is null (no clip); then algo.clip_high must be null and algo.schedule.clip.name constant"
     for name in ("learning_rate", "clip", "entropy_coef"):
@@ -251,7 +252,8 @@ def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
         )
 
 
-def _within(value: Any, bounds: dict[str, Any]) -> bool:
+def within(value: Any, bounds: dict[str, Any]) -> bool:
+    """Whether a value keeps the bounds of `key`."""
     if "choices" in bounds:
         return value in bounds["choices"]
     tests: dict[str, Callable[[Any], bool]] = {
@@ -289,7 +291,7 @@ def choice(group: str, name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     file = files(__package__).joinpath(group, f"{name}.yaml")
-    node: Any = OmegaConf.create(file.read_text() if file.is_file() else {})
+    node: Any = OmegaConf.create(file.read_text() if file.is_file() else "{}")
     return {key: value for key, value in node.items_ex(resolve=False) if value != "???"}
 
 

@@ -13,7 +13,13 @@ from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode
 
 BACKENDS = ("native", "sync", "async")
-NATIVE = {"CartPole-v1": "rlkit.envs.cartpole:CartPoleVectorEnv"}  # Gymnasium id -> batched class
+NATIVE = {  # Gymnasium id -> batched class
+    "CartPole-v1": "rlkit.envs.cartpole:CartPoleVectorEnv",
+    "Acrobot-v1": "rlkit.envs.acrobot:AcrobotVectorEnv",
+    "MountainCar-v0": "rlkit.envs.mountain_car:MountainCarVectorEnv",
+    "MountainCarContinuous-v0": "rlkit.envs.mountain_car_continuous:MountainCarContinuousVectorEnv",
+    "Pendulum-v1": "rlkit.envs.pendulum:PendulumVectorEnv",
+}
 
 __all__ = ["BACKENDS", "NATIVE", "MaskedVectorEnv", "make", "register", "spec_of"]
 

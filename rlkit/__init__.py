@@ -8,19 +8,24 @@ action = agent.act(observation)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlkit.registration import register_environments
+
 if TYPE_CHECKING:
+    from rlkit.comparison import Row
     from rlkit.evaluate import Agent
     from rlkit.train import Run
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "run"]
+__all__ = ["__version__", "compare", "load", "run"]
 
 # In a bare checkout `envs/` and `conf/` stand beside this package, not inside it (an installed wheel has them inside).
 if not (Path(__file__).parent / "conf").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
+register_environments()
 
 
 def run(**settings: Any) -> Run:
@@ -35,3 +40,10 @@ def load(path: str | Path, member: int | str = "best") -> Agent:
     from rlkit.evaluate import load as load_agent
 
     return load_agent(path, member)
+
+
+def compare(paths: str | Path | Iterable[str | Path]) -> list[Row]:
+    """Compare finished runs; see `rlkit.comparison.compare`."""
+    from rlkit.comparison import compare as compare_runs
+
+    return compare_runs(paths)

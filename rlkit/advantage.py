@@ -1,40 +1,96 @@
 """Advantage estimators: how good each recorded step was, from a critic or from the other episodes of its group.
 
-The pure functions take tensors [T, M, N]; `ESTIMATORS` names them for `algo.advantage=`, each as a function of a
-rollout.
+The pure functions take tensors [T, M, N]: those that read a critic are here, those that compare within a group in
+`rlkit.group_relative`. `ESTIMATORS` names them for `algo.advantage=`, each as a function of a rollout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlkit.buffer import Rollout
+from rlkit.group_relative import (
+    binned,
+    degenerate_share,
+    grouped_gae,
+    leave_one_out,
+    outcome,
+    return_to_go,
+    returns_to_go,
+    state_bins,
+    summarise_groups,
+    time_bins,
+)
 
-Estimator = Callable[[Rollout, float, float], tuple[Tensor, Tensor]]  # (rollout, gamma, lambda) -> advantage, ret
+__all__ = [
+    "CRITIC",
+    "ESTIMATORS",
+    "GROUPS",
+    "Estimator",
+    "binned",
+    "degenerate_share",
+    "estimator",
+    "find_estimator",
+    "gae",
+    "grouped_gae",
+    "leave_one_out",
+    "mixed",
+    "n_step",
+    "outcome",
+    "return_to_go",
+    "returns_to_go",
+    "summarise_groups",
+]
+
+CRITIC, GROUPS = "a critic", "groups of whole episodes"  # what an estimator may take its baseline from
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A function (rollout, gamma, gae_lambda, **arguments) -> (advantage, ret), both [T, M, N], and what it needs."""
+
+    function: Callable[..., tuple[Tensor, Tensor]]
+    needs: frozenset[str] = frozenset((CRITIC, GROUPS))  # any one of these is enough
+    bounds: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of arguments, as in `rlkit.conf.schema.key`
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+        return self.function(rollout, gamma, gae_lambda, **self.arguments)
+
+    def given(self, **arguments: Any) -> Estimator:
+        """Return the estimator with arguments of its own."""
+        return replace(self, arguments=arguments)
+
+
 ESTIMATORS: dict[str, Estimator] = {}
-CRITIC_BASED: set[str] = set()  # names of the estimators that need V
 
 
-def estimator(name: str, critic: bool = False) -> Callable[[Estimator], Estimator]:
-    """Register (rollout, gamma, gae_lambda) -> (advantage, ret), both [T, M, N], as `algo.advantage=name`."""
+def estimator(
+    name: str, needs: Iterable[str], **bounds: dict[str, Any]
+) -> Callable[[Callable[..., tuple[Tensor, Tensor]]], Estimator]:
+    """Register (rollout, gamma, gae_lambda, **arguments) -> (advantage, ret) as `algo.advantage=name`.
 
-    def register(function: Estimator) -> Estimator:
-        ESTIMATORS[name] = function
-        if critic:
-            CRITIC_BASED.add(name)
-        return function
+    Args:
+        needs: CRITIC, GROUPS or both, any one of which is enough.
+        bounds: for each argument the values `algo.advantage_args` may give it: `n={"ge": 1}`.
+    """
+
+    def register(function: Callable[..., tuple[Tensor, Tensor]]) -> Estimator:
+        ESTIMATORS[name] = Estimator(function, frozenset(needs), bounds)
+        return ESTIMATORS[name]
 
     return register
 
 
 def find_estimator(name: str) -> Estimator:
-    """Return the estimator called `name`, or the function at `module:function`.
+    """Return the estimator called `name`, or the one of the function at `module:function`.
 
     Raises:
         ValueError: there is none; the sentence names those that exist and the nearest.
@@ -42,9 +98,12 @@ def find_estimator(name: str) -> Estimator:
     if ":" in name:
         module, function = name.split(":", 1)
         try:
-            return getattr(import_module(module), function)  # type: ignore[no-any-return]
+            found = getattr(import_module(module), function)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"algo.advantage is {name!r}, which cannot be imported: {error}") from error
+        if not callable(found):
+            raise ValueError(f"algo.advantage is {name!r}, which is not a function")
+        return found if isinstance(found, Estimator) else Estimator(found)
     if name not in ESTIMATORS:
         near = get_close_matches(name, ESTIMATORS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -53,6 +112,17 @@ def find_estimator(name: str) -> Estimator:
 
 
 # --- critic-based --------------------------------------------------------------------------------------------------
+
+
+def next_value(value: Tensor, final_value: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
+    """V of the observation that followed each step before any reset, and 0 after a termination, [T, M, N].
+
+    That is `final_value` where the episode ended or the window does, the next row's value elsewhere. A truncated
+    episode bootstraps, a terminated one does not, and both flags at once are a termination. Args as `gae`.
+    """
+    following = torch.cat([value[1:], final_value[-1:]])
+    following = torch.where(terminated | truncated, final_value, following)
+    return torch.where(terminated, 0.0, following)
 
 
 def gae(
@@ -68,9 +138,7 @@ def gae(
 
         delta_t = r_t + gamma V(s') (1 - terminated_t) - V(s_t),   A_t = delta_t + gamma lambda A_{t+1}
 
-    V(s') is the value of the observation that followed the step before any reset: `final_value` where the episode ended
-    or the window does, the next row's value elsewhere. The sum stops at the end of an episode. A truncated episode
-    bootstraps, a terminated one does not, and both flags at once are a termination.
+    V(s') is that of `next_value`; the sum stops at the end of an episode.
 
     Args:
         reward, value, final_value: [T, M, N]; `final_value` is read where an episode ends and in the last row.
@@ -80,11 +148,8 @@ def gae(
     Returns:
         A, [T, M, N], in units of return.
     """
-    ended = terminated | truncated
-    next_value = torch.cat([value[1:], final_value[-1:]])
-    next_value = torch.where(ended, final_value, next_value)
-    delta = reward + gamma * torch.where(terminated, 0.0, next_value) - value
-    carry = gamma * gae_lambda * (~ended).to(value.dtype)
+    delta = reward + gamma * next_value(value, final_value, terminated, truncated) - value
+    carry = gamma * gae_lambda * (~(terminated | truncated)).to(value.dtype)
     advantage = torch.empty_like(delta)
     running = torch.zeros_like(delta[0])
     for t in range(len(delta) - 1, -1, -1):
@@ -93,110 +158,56 @@ def gae(
     return advantage
 
 
-@estimator("gae", critic=True)
-def _gae(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+def n_step(
+    reward: Tensor,
+    value: Tensor,
+    final_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    n: int,
+) -> Tensor:
+    """The n-step return minus V(s_t) (Sutton & Barto 2018, section 7.1; Mnih et al. 2016, section 4).
+
+        A_t = sum_{k<h} gamma^k r_{t+k} + gamma^h V(s_{t+h}) - V(s_t),   h = min(n, steps left)
+
+    Steps are left until the episode ends or the window does. V(s_{t+h}) is that of `next_value`: the return bootstraps
+    where the window or the time limit cut the episode, not after a termination. n = 1 gives the one-step residual, n
+    beyond all that is left what `gae` gives with lambda 1.
+
+    Args and result as `gae`; n is at least 1.
+    """
+    following = next_value(value, final_value, terminated, truncated)
+    goes_on = ~(terminated | truncated)
+    goes_on[-1] = False
+    ret = reward + gamma * following
+    for _ in range(min(n, len(reward)) - 1):  # from the return of k steps to that of k + 1
+        ret = reward + gamma * torch.where(goes_on, ret.roll(-1, 0), following)
+    return ret - value
+
+
+def _steps(rollout: Rollout) -> dict[str, Tensor]:
     if rollout.value is None or rollout.final_value is None:
-        raise ValueError("algo.advantage=gae needs a critic, and this policy has none")
-    flags = (rollout.terminated, rollout.truncated)
-    advantage = gae(rollout.reward, rollout.value, rollout.final_value, *flags, gamma, gae_lambda)
-    return advantage, advantage + rollout.value
+        raise ValueError("this advantage needs a critic, and the policy has none")
+    names = ("reward", "value", "final_value", "terminated", "truncated")
+    return {name: getattr(rollout, name) for name in names}
+
+
+@estimator("gae", needs={CRITIC})
+def _gae(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    steps = _steps(rollout)
+    advantage = gae(**steps, gamma=gamma, gae_lambda=gae_lambda) * rollout.valid
+    return advantage, advantage + steps["value"]
+
+
+@estimator("n_step", needs={CRITIC}, n={"ge": 1})
+def _n_step(rollout: Rollout, gamma: float, gae_lambda: float, n: int = 5) -> tuple[Tensor, Tensor]:
+    steps = _steps(rollout)
+    advantage = n_step(**steps, gamma=gamma, n=n) * rollout.valid
+    return advantage, advantage + steps["value"]
 
 
 # --- group-relative ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class GroupSummary:
-    """Sums of a quantity over the valid members of each group, given back to each member: tensors like the quantity."""
-
-    count: Tensor
-    total: Tensor
-    degenerate: Tensor  # bool: all valid members are equal
-
-    @property
-    def mean(self) -> Tensor:
-        return self.total / self.count.clamp(min=1.0)
-
-
-def summarise_groups(x: Tensor, group: Tensor, valid: Tensor) -> GroupSummary:
-    """Summarise x over groups.
-
-    Args:
-        x: [..., M, N].
-        group: int64 [M, N], ids from 0 within each member.
-        valid: bool, shape of x.
-    """
-    index = group.expand(x.shape)
-    shape = (*x.shape[:-1], int(group.max()) + 1)
-
-    def reduce(source: Tensor, how: str, start: float) -> Tensor:
-        return x.new_full(shape, start).scatter_reduce(-1, index, source, how).gather(-1, index)
-
-    low = reduce(x.masked_fill(~valid, torch.inf), "amin", torch.inf)
-    high = reduce(x.masked_fill(~valid, -torch.inf), "amax", -torch.inf)
-    count = reduce(valid.to(x.dtype), "sum", 0.0)
-    total = reduce(x.masked_fill(~valid, 0.0), "sum", 0.0)
-    return GroupSummary(count, total, low >= high)
-
-
-def returns_to_go(reward: Tensor, valid: Tensor, ended: Tensor, gamma: float) -> Tensor:
-    """G_t = r_t + gamma G_{t+1} within an episode, over recorded steps, without bootstrap; [T, M, N]."""
-    result = torch.zeros_like(reward)
-    carry = gamma * (~ended & valid).to(reward.dtype)
-    running = torch.zeros_like(reward[0])
-    for t in range(len(reward) - 1, -1, -1):
-        running = torch.addcmul(reward[t], carry[t], running)
-        result[t] = running
-    return result * valid
-
-
-def outcome(episode_return: Tensor, group: Tensor, *, scale: bool = True, epsilon: float = 1e-4) -> Tensor:
-    """(R_i - mean_g) / (std_g + eps), or without `scale` R_i - mean_g; zero where a group's returns are all equal.
-
-    Source: Shao et al. 2024 (DeepSeekMath), section 4.1.2, outcome supervision; without the deviation, Liu et al. 2025
-    (Dr.GRPO). The deviation is unbiased (ddof 1).
-
-    Args:
-        episode_return: R, the discounted return of each environment's episode, [M, N].
-        group: int64 [M, N].
-    """
-    valid = torch.ones_like(episode_return, dtype=torch.bool)
-    summary = summarise_groups(episode_return, group, valid)
-    centred = (episode_return - summary.mean).masked_fill(summary.degenerate, 0.0)
-    if not scale:
-        return centred
-    squares = summarise_groups(centred**2, group, valid)
-    std = (squares.total / (squares.count - 1).clamp(min=1.0)).sqrt()
-    return centred / (std + epsilon)
-
-
-def leave_one_out(episode_return: Tensor, group: Tensor) -> Tensor:
-    """R_i minus the mean of the other G - 1 returns of its group (Ahmadian et al. 2024, RLOO; Kool et al. 2019).
-
-    Args and result as `outcome`; an episode alone in its group has zero advantage.
-    """
-    summary = summarise_groups(episode_return, group, torch.ones_like(episode_return, dtype=torch.bool))
-    others = (summary.total - episode_return) / (summary.count - 1).clamp(min=1.0)
-    return (episode_return - others).masked_fill(summary.degenerate, 0.0)
-
-
-def return_to_go(to_go: Tensor, group: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """G_t,i minus the mean of G_t over the members of the group still alive at t, over one deviation of the batch.
-
-    Source: per-step group baseline (GR2PO; process supervision in Shao et al. 2024). The deviation is that of the
-    centred values over all valid rows of the member (one number, ddof 0). A member alone in its group at t, or a
-    group whose returns-to-go are all equal at t, has zero advantage there.
-
-    Args:
-        to_go: G_t, [T, M, N].
-        group: int64 [M, N].
-        valid: bool [T, M, N].
-    """
-    summary = summarise_groups(to_go, group, valid)
-    centred = (to_go - summary.mean).masked_fill(summary.degenerate | ~valid, 0.0)
-    rows = valid.sum((0, 2)).clamp(min=1)  # [M]
-    std = (centred**2).sum((0, 2)).div(rows).sqrt()
-    return centred / (std + epsilon)[:, None]
 
 
 def _episodes(rollout: Rollout, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,81 +221,70 @@ def _per_episode(advantage: Tensor, rollout: Rollout) -> Tensor:
     return advantage * rollout.valid  # [M, N] -> [T, M, N]
 
 
-@estimator("outcome")
+@estimator("outcome", needs={GROUPS})
 def _outcome(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     to_go, episode_return, group = _episodes(rollout, gamma)
     return _per_episode(outcome(episode_return, group), rollout), to_go
 
 
-@estimator("outcome_no_std")
+@estimator("outcome_no_std", needs={GROUPS})
 def _outcome_no_std(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     to_go, episode_return, group = _episodes(rollout, gamma)
     return _per_episode(outcome(episode_return, group, scale=False), rollout), to_go
 
 
-@estimator("leave_one_out")
+@estimator("leave_one_out", needs={GROUPS})
 def _leave_one_out(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     to_go, episode_return, group = _episodes(rollout, gamma)
     return _per_episode(leave_one_out(episode_return, group), rollout), to_go
 
 
-@estimator("return_to_go")
+@estimator("return_to_go", needs={GROUPS})
 def _return_to_go(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     to_go, _, group = _episodes(rollout, gamma)
     return return_to_go(to_go, group, rollout.valid), to_go
 
 
-def degenerate_share(rollout: Rollout) -> Tensor:
-    """Share of each member's groups in which no row has an advantage, [M]: they teach nothing. Nan if none played."""
-    if rollout.group is None or rollout.advantage is None:
-        raise ValueError("degenerate groups are counted on a rollout with groups and advantages")
-    moves = ((rollout.advantage != 0) & rollout.valid).any(0).to(rollout.reward.dtype)  # [M, N]
-    played = rollout.valid[0]
-    teaches = summarise_groups(moves, rollout.group, played).total > 0
-    return (~teaches & played).sum(1) / played.sum(1)
+@estimator("grouped_gae", needs={GROUPS})
+def _grouped_gae(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    to_go, _, group = _episodes(rollout, gamma)
+    flags = (rollout.valid, rollout.ended)
+    return grouped_gae(rollout.reward, to_go, group, *flags, gamma, gae_lambda), to_go
 
 
-# --- aggregation ---------------------------------------------------------------------------------------------------
+@estimator("binned", needs={GROUPS}, by={"choices": ("time", "state")}, resolution={"gt": 0})
+def _binned(
+    rollout: Rollout, gamma: float, gae_lambda: float, by: str = "time", resolution: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    to_go, _, group = _episodes(rollout, gamma)
+    bins = time_bins(group, len(to_go)) if by == "time" else state_bins(rollout.obs, resolution)
+    return binned(to_go, bins, group, rollout.valid), to_go
 
 
-def row_weight(rollout: Rollout, horizon: int) -> Tensor:
-    """Every valid row counts 1: the loss is the mean over steps."""
-    return rollout.valid.to(rollout.reward.dtype)
+# --- either --------------------------------------------------------------------------------------------------------
 
 
-def episode_weight(rollout: Rollout, horizon: int) -> Tensor:
-    """Every episode counts the same: weight rows / (episodes * length of the row's episode).
+def mixed(whole: Tensor, residual: Tensor, gae_lambda: float) -> Tensor:
+    """(1 - lambda) (G_t - b) + lambda delta_t: part Monte Carlo, part one step.
 
-    The original GRPO loss, 1/G sum 1/len sum (Shao et al. 2024, equation 3), biased by episode length (Liu et al.
-    2025); in control tasks length is the return. Episodes cut by a window's edge count as episodes.
+    The baseline b and the value in delta_t are the same. Where a critic exists they are V, and G_t bootstraps where the
+    window or the time limit cut the episode; where not they are the group's mean return-to-go at t. Then G_t - b is
+    `gae` or `grouped_gae` with lambda 1 and delta_t the same with lambda 0: their lambda weighs all lengths in between
+    by powers, this one only the two ends.
+
+    Args:
+        whole: G_t - b, [T, M, N].
+        residual: delta_t, [T, M, N].
+        gae_lambda: in [0, 1].
     """
-    valid, ended = rollout.valid, rollout.ended
-    length = torch.zeros_like(rollout.reward)
-    running = torch.zeros_like(length[0])
-    for t in range(len(length)):
-        running = (running + 1) * valid[t]
-        length[t] = running
-        running = running * ~ended[t]
-    for t in range(len(length) - 2, -1, -1):  # carry each episode's final length back to its first row
-        inside = valid[t] & ~ended[t] & valid[t + 1]
-        length[t] = torch.where(inside, length[t + 1], length[t])
-    inverse = torch.where(valid, 1.0 / length.clamp(min=1.0), 0.0)
-    episodes = inverse.sum((0, 2))  # [M]
-    rows = valid.sum((0, 2))
-    return inverse * (rows / episodes.clamp(min=1.0))[:, None]
+    return torch.lerp(whole, residual, gae_lambda)
 
 
-def constant_weight(rollout: Rollout, horizon: int) -> Tensor:
-    """Every row counts rows / (episodes * horizon): a sum over steps over a constant (Dr.GRPO, Liu et al. 2025)."""
-    valid = rollout.valid
-    last = torch.cat([~valid[1:], torch.ones_like(valid[:1])])
-    episodes = (valid & (rollout.ended | last)).sum((0, 2))
-    rows = valid.sum((0, 2))
-    return valid * (rows / (episodes.clamp(min=1) * horizon))[:, None]
-
-
-AGGREGATIONS: dict[str, Callable[[Rollout, int], Tensor]] = {
-    "row": row_weight,
-    "episode": episode_weight,
-    "constant": constant_weight,
-}
+@estimator("mixed", needs={CRITIC, GROUPS})
+def _mixed(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    family = _grouped_gae if rollout.value is None else _gae
+    advantage, ret = (
+        mixed(whole, residual, gae_lambda)  # the target of a critic mixes as its advantage does
+        for whole, residual in zip(family(rollout, gamma, 1.0), family(rollout, gamma, 0.0), strict=True)
+    )
+    return advantage, ret

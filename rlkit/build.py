@@ -11,11 +11,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from rlkit.advantage import AGGREGATIONS, CRITIC_BASED, find_estimator
+from rlkit.advantage import CRITIC, ESTIMATORS, GROUPS, Estimator, find_estimator
+from rlkit.aggregation import AGGREGATIONS
 from rlkit.algos import ALGORITHMS
 from rlkit.conf.schema import (
     ALGO_SCHEMAS,
@@ -25,9 +26,12 @@ from rlkit.conf.schema import (
     GRPOConfig,
     PPOConfig,
     ScheduleConfig,
+    allowed,
     choice,
     problems,
+    within,
 )
+from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.faults import no_such_key
 from rlkit.link import Chain, Link
@@ -64,7 +68,7 @@ def to_config(raw: DictConfig) -> Config:
 
 def _unknown_keys(raw: DictConfig, known: Any, prefix: str = "") -> Iterator[str]:
     """Keys that `+key=value` or a YAML file of one's own added and that nothing reads."""
-    for name in raw:
+    for name in map(str, raw):
         if name not in {f.name for f in fields(known)}:
             yield no_such_key(f"{prefix}{name}")
         elif is_dataclass(getattr(known, name)):
@@ -72,18 +76,36 @@ def _unknown_keys(raw: DictConfig, known: Any, prefix: str = "") -> Iterator[str
 
 
 def _recipe_problems(config: Config) -> Iterator[str]:
+    algo = config.algo
     try:
-        find_estimator(config.algo.advantage)
+        estimator = find_estimator(algo.advantage)
     except ValueError as error:
         yield str(error)
         return
-    if config.algo.advantage in CRITIC_BASED and not ALGORITHMS[config.algo.name].critic:
-        yield f"algo.advantage is {config.algo.advantage}, which needs a critic, and algo={config.algo.name} has none"
-    if config.algo.name == "ppo" and ":" not in config.algo.advantage and config.algo.advantage not in CRITIC_BASED:
+    offered = CRITIC if ALGORITHMS[algo.name].critic else GROUPS
+    if offered not in estimator.needs:
+        fitting = sorted(name for name, other in ESTIMATORS.items() if offered in other.needs)
         yield (
-            f"algo.advantage is {config.algo.advantage}, which needs groups of whole episodes; with algo=ppo it must be "
-            f"one of {', '.join(sorted(CRITIC_BASED))}"
+            f"algo.advantage is {algo.advantage}, which needs {' or '.join(sorted(estimator.needs))}; "
+            f"with algo={algo.name} it must be one of {', '.join(fitting)}"
         )
+    else:
+        yield from _argument_problems(algo.advantage, estimator, algo.advantage_args)
+
+
+def _argument_problems(name: str, estimator: Estimator, arguments: dict[str, Any]) -> Iterator[str]:
+    parameters = inspect.signature(estimator.function).parameters
+    wanted = dict(list(parameters.items())[3:])  # those after rollout, gamma, gae_lambda
+    for key, value in arguments.items():
+        bounds = estimator.bounds.get(key, {})
+        if key not in wanted:
+            takes = ", ".join(wanted) or "none"
+            yield f"algo.advantage_args.{key} is {value!r}, but {name} has no argument {key}; it takes {takes}"
+        elif not _fits(value, wanted[key].default):
+            kind = type(wanted[key].default).__name__
+            yield f"algo.advantage_args.{key} is {value!r}; it must be of type {kind}"
+        elif not within(value, bounds):
+            yield f"algo.advantage_args.{key} is {value}; it must be {allowed(bounds)}"
 
 
 def _environment_problems(config: Config) -> Iterator[str]:
@@ -119,7 +141,7 @@ def time_limit(config: Config) -> int | None:
     limit = getattr(config.algo, "max_episode_steps", None) or spec.max_episode_steps
     if limit is None and config.algo.name == "grpo":
         raise ConfigError(
-            f"{config.env.id} has no time limit, and a GRPO episode must end: set algo.max_episode_steps to a number >= 1"
+            f"{config.env.id} has no time limit, and a GRPO episode must end: algo.max_episode_steps must be given, >= 1"
         )
     return limit
 
@@ -131,7 +153,7 @@ def reward_threshold(config: Config) -> float | None:
     return spec_of(config.env.id).reward_threshold
 
 
-def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | None) -> VectorEnv:
+def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | None) -> MaskedVectorEnv:
     """Make `num_envs` environments of the configured kind."""
     from rlkit.envs import make
 
@@ -195,7 +217,7 @@ def build_learner(config: Config) -> Learner:
         optimizer=optimizer,
         chain=chain,
         collector=collector,
-        estimator=find_estimator(algo.advantage),
+        estimator=find_estimator(algo.advantage).given(**algo.advantage_args),
         schedules=schedules,
         settings=settings,
         streams=streams,

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice, keys, options, type_in_words
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
+OPEN = {"env.kwargs": "the environment's constructor", "algo.advantage_args": "the estimator"}  # keys of one's own
 # fmt: off
 HYDRA_OPTIONS = {
     "-h", "--help", "-hh", "--hydra-help", "--version", "-c", "--cfg", "--resolve", "-p", "--package", "-r", "--run",
@@ -78,8 +79,9 @@ def _known() -> dict[str, tuple[str, str]]:
 def no_such_key(name: str) -> str:
     """Say that a key does not exist (here), and what was probably meant."""
     known = _known()
-    if name.startswith("env.kwargs"):
-        return f"{name} is not set yet; write +{name}=... to add an argument of the environment's constructor"
+    for key, owner in OPEN.items():
+        if name.startswith(key):
+            return f"{name} is not set yet; write +{name}=... to add an argument of {owner}"
     group, _, rest = name.partition(".")
     entry, _, own = rest.partition(".")
     if group == "stabilizer" and entry in options("stabilizer"):

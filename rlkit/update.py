@@ -71,7 +71,7 @@ def minibatches(
 def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], str] = lambda term: "weight") -> Tensor:
     """Return each member's loss, [M]: for each weight column, sum(weight * terms) over the rows that have a weight.
 
-    Weights average to one over a batch (`rlkit.advantage`), so the mean over a minibatch's rows estimates the loss of
+    Weights average to one over a batch (`rlkit.aggregation`), so the mean over a minibatch's rows estimates the loss of
     the batch without bias, for every aggregation. Terms of shape [M] are added as they are.
     """
     parts = [term for term in terms.values() if term.dim() == 1]

@@ -1,125 +1,268 @@
 """The native environments against Gymnasium's scalar ones: equal bits in every mode, masks, state, errors."""
 
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.spaces import Discrete
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rlkit.envs
-from rlkit.envs.cartpole import CartPoleVectorEnv, cartpole
+from rlkit.envs import acrobot, cartpole, mountain_car, mountain_car_continuous, pendulum
+from rlkit.envs.acrobot import AcrobotVectorEnv
+from rlkit.envs.cartpole import CartPoleVectorEnv
+from rlkit.envs.rounding import scalar_square
 from rlkit.envs.streams import LaneStreams
 
 MODES = list(AutoresetMode)
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
-def reference(lanes, mode, limit=None):
-    """Gymnasium's own scalar environments, stepped one by one."""
-    make = lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit)  # noqa: E731
-    return SyncVectorEnv([make] * lanes, autoreset_mode=mode)
+@dataclass(frozen=True)
+class Case:
+    """A native environment, and how to make Gymnasium's scalar one with the same settings."""
+
+    id: str
+    dynamics: Callable[..., Any]
+    span: tuple[float, ...]  # largest numbers of the random states
+    settings: dict[str, Any] = field(default_factory=dict)
+    pump: Callable[[Any], Any] | None = None  # an action for each observation that ends episodes early
+
+    def __str__(self):
+        return "-".join([self.id, *map(str, self.settings.values())])
+
+    def make(self, lanes=1, limit=None, mode=NEXT_STEP, **kwargs):
+        return rlkit.envs.make(self.id, lanes, max_episode_steps=limit, autoreset_mode=mode, **self.settings, **kwargs)
+
+    def scalar(self, limit=None, **kwargs):
+        """Gymnasium's own; Acrobot takes its settings as attributes."""
+        attributes = self.settings if self.id == "Acrobot-v1" else {}
+        kwargs |= {} if attributes else self.settings
+        env = gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
+        for name, value in attributes.items():
+            setattr(env.unwrapped, name, value)
+        return env
+
+    def scalars(self, lanes, mode, limit=None):
+        return SyncVectorEnv([lambda: self.scalar(limit)] * lanes, autoreset_mode=mode)
+
+    def actions(self, *shape, seed=0):
+        """Random actions [*shape], of a continuous space [*shape, 1] and some beyond its bounds."""
+        space, rng = gymnasium.spec(self.id).make().action_space, np.random.default_rng(seed)
+        if isinstance(space, Discrete):
+            return rng.integers(0, space.n, shape)
+        return rng.uniform(1.1 * space.low, 1.1 * space.high, (*shape, 1)).astype(np.float32)
 
 
-def random_actions(steps, lanes, seed=0):
-    return np.random.default_rng(seed).integers(0, 2, (steps, lanes))
+CARTPOLE = Case("CartPole-v1", cartpole.cartpole, (3.0, 5.0, 0.3, 5.0))
+ACROBOT = Case(
+    "Acrobot-v1", acrobot.acrobot, (3.2, 3.2, 12.5, 28.0), pump=lambda obs: 1 + np.sign(obs[:, 5]).astype(int)
+)
+CAR = Case(
+    "MountainCar-v0", mountain_car.mountain_car, (1.2, 0.07), pump=lambda obs: 1 + np.sign(obs[:, 1]).astype(int)
+)
+CONTINUOUS_CAR = Case(
+    "MountainCarContinuous-v0",
+    mountain_car_continuous.mountain_car_continuous,
+    (1.2, 0.07),
+    pump=lambda obs: np.sign(obs[:, 1:]),
+)
+PENDULUM = Case("Pendulum-v1", pendulum.pendulum, (10.0, 8.0))
+CASES = [CARTPOLE, ACROBOT, CAR, CONTINUOUS_CAR, PENDULUM]
+
+
+def with_settings(case, **settings):
+    return Case(case.id, case.dynamics, case.span, settings, case.pump)
+
+
+NOISY = with_settings(ACROBOT, torque_noise_max=0.7)
+SETTINGS = [  # every argument the scalar environments take, and every attribute Acrobot documents
+    with_settings(CARTPOLE, sutton_barto_reward=True),
+    with_settings(ACROBOT, book_or_nips="nips"),
+    NOISY,
+    with_settings(ACROBOT, book_or_nips="nips", torque_noise_max=1.5),
+    with_settings(CAR, goal_velocity=0.03),
+    with_settings(CONTINUOUS_CAR, goal_velocity=0.03),
+    with_settings(PENDULUM, g=9.81),
+]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_lively_case = pytest.mark.parametrize("case", [*CASES, NOISY], ids=str)
+each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def assert_same_step(ours, theirs):
     for name, a, b in zip(("obs", "reward", "terminated", "truncated"), ours, theirs, strict=False):
         assert a.dtype == b.dtype, name
         assert a.shape == b.shape, name
-        np.testing.assert_array_equal(a, b, err_msg=name)
+        assert a.tobytes() == b.tobytes(), f"{name}: {a} is not {b}"
+
+
+def assert_same_final_obs(ours, theirs, ended):
+    assert ("final_obs" in ours) == ("final_obs" in theirs)
+    if "final_obs" in ours:
+        np.testing.assert_array_equal(ours["_final_obs"], ended)
+        np.testing.assert_array_equal(ours["_final_obs"], theirs["_final_obs"])
+        np.testing.assert_array_equal(ours["final_obs"][ended], np.stack(list(theirs["final_obs"][ended])))
+        assert not ours["final_obs"][~ended].any()
+        assert ours["final_obs"].dtype == np.float32
+
+
+def restart_ended(envs, step):
+    """Under DISABLED reset by mask what ended; return the observations to go on from."""
+    ended = step[2] | step[3]
+    if envs.metadata["autoreset_mode"] is DISABLED and ended.any():
+        return envs.reset(options={"reset_mask": ended})[0]
+    return step[0]
 
 
 def run(envs, actions):
-    """Step through the actions, resetting by mask what ended under DISABLED; return the steps."""
+    """Step through the actions; return the steps."""
     steps = []
     for action in actions:
         steps.append(envs.step(action))
-        ended = steps[-1][2] | steps[-1][3]
-        if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and ended.any():
-            obs, _ = envs.reset(options={"reset_mask": ended})
-            steps.append((obs, np.zeros(len(ended)), ended, ended, {}))
+        restart_ended(envs, steps[-1])
     return steps
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("limit", [None, 23])
-def test_equals_the_scalar_environment_bit_by_bit_over_10000_steps(mode, limit):
-    lanes, seeds = 3, [5, 5, 1_000_000]
-    ours, theirs = CartPoleVectorEnv(lanes, limit, mode), reference(lanes, mode, limit)
-    np.testing.assert_array_equal(ours.reset(seed=seeds)[0], theirs.reset(seed=seeds)[0])
-    ends, final = 0, 0
-    actions = random_actions(10_000, lanes)
-    for a, b in zip(run(ours, actions), run(theirs, actions), strict=True):
+def assert_same_run(case, mode, limit, steps, seeds):
+    """Compare with the scalar environments under random actions; return the numbers of ends and terminations."""
+    ours, theirs = case.make(len(seeds), limit, mode), case.scalars(len(seeds), mode, limit)
+    obs = ours.reset(seed=seeds)[0]
+    np.testing.assert_array_equal(obs, theirs.reset(seed=seeds)[0])
+    ends = terminations = 0
+    pumped = np.random.default_rng(1).random((steps, len(seeds))) < 0.7
+    for action, push in zip(case.actions(steps, len(seeds)), pumped, strict=True):
+        if case.pump is not None:
+            action[push] = case.pump(obs[push])
+        a, b = ours.step(action), theirs.step(action)
         assert_same_step(a, b)
-        ends += int((a[2] | a[3]).sum())
-        assert ("final_obs" in a[4]) == ("final_obs" in b[4])
-        if "final_obs" in a[4]:
-            final += 1
-            ended = a[2] | a[3]
-            np.testing.assert_array_equal(a[4]["_final_obs"], ended)
-            np.testing.assert_array_equal(a[4]["_final_obs"], b[4]["_final_obs"])
-            np.testing.assert_array_equal(a[4]["final_obs"][ended], np.stack(list(b[4]["final_obs"][ended])))
-            assert not a[4]["final_obs"][~ended].any()
-            assert a[4]["final_obs"].dtype == np.float32
-    assert ends > 300 * lanes  # many episodes of each lane: start states beyond one block were compared
-    assert (final > 0) == (mode is AutoresetMode.SAME_STEP)
+        ended = a[2] | a[3]
+        assert_same_final_obs(a[4], b[4], ended)
+        ends, terminations = ends + int(ended.sum()), terminations + int(a[2].sum())
+        obs = restart_ended(ours, a)
+        assert obs.tobytes() == restart_ended(theirs, b).tobytes()
+    return ends, terminations
 
 
-def test_equals_the_scalar_environment_from_equal_states():
-    rng = np.random.default_rng(1)
-    state = rng.uniform(-1, 1, (4, 10_000)) * np.array([3.0, 5.0, 0.3, 5.0])[:, None]
-    action = rng.integers(0, 2, 10_000)
-    after, reward, terminated = cartpole(state, action)
-    scalar = CartPoleEnv()
-    for i in range(10_000):
+@each_case
+def test_equals_the_scalar_environment_bit_by_bit_over_10000_steps(case):
+    ends, terminations = assert_same_run(case, SAME_STEP, None, 10_000, [5, 1_000_000])
+    assert ends > 40 * 2  # start states beyond one block were compared
+    assert (terminations > 40 * 2) == (case is not PENDULUM)
+
+
+@each_case
+@each_mode
+def test_equals_the_scalar_environment_in_every_mode_under_a_time_limit(case, mode):
+    ends, _ = assert_same_run(case, mode, 23, 1000, [5, 6])
+    assert ends > 40 * 2
+
+
+@pytest.mark.parametrize("case", SETTINGS, ids=str)
+@each_mode
+def test_equals_the_scalar_environment_with_every_setting(case, mode):
+    ends, _ = assert_same_run(case, mode, 60, 300, [5, 5, 8])
+    assert ends >= 4 * 3
+
+
+@pytest.mark.parametrize(
+    "case", [CARTPOLE, ACROBOT, CAR, PENDULUM, *SETTINGS[:2], *SETTINGS[4:5], SETTINGS[6]], ids=str
+)
+def test_equals_the_scalar_environment_from_equal_states(case):
+    assert_same_from_equal_states(case, np.float64, 10_000 if case in CASES else 2000)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", [CONTINUOUS_CAR, SETTINGS[5]], ids=str)
+def test_the_continuous_car_keeps_the_dtype_of_its_state(case, dtype):
+    assert_same_from_equal_states(case, dtype, 10_000)
+
+
+def assert_same_from_equal_states(case, dtype, states):
+    span = np.array(case.span)[:, None]
+    state = np.random.default_rng(1).uniform(-span, span, (len(span), states)).astype(dtype)
+    action = case.actions(states)
+    after, reward, terminated = case.dynamics(state, action.reshape(states), **case.settings)
+    assert after.dtype == dtype and reward.dtype == np.float64
+    scalar = case.scalar().unwrapped
+    for i in range(states):
         scalar.reset()
         scalar.state = state[:, i]
         _, r, end, _, _ = scalar.step(action[i])
         assert (r, end) == (reward[i], terminated[i])
-        np.testing.assert_array_equal(scalar.state, after[:, i])
-    assert 1000 < terminated.sum() < 9000
+        got = np.asarray(scalar.state)  # the continuous car rounds it to float32
+        assert got.tobytes() == after[:, i].astype(got.dtype).tobytes()
+    assert 0.01 * states < terminated.sum() < 0.9 * states or case.id == "Pendulum-v1"
 
 
-def test_one_function_serves_numpy_and_torch():
-    rng = np.random.default_rng(2)
-    state, action = rng.normal(size=(4, 500)), rng.integers(0, 2, 500)
-    for sutton_barto in (False, True):
-        ours = cartpole(state, action, sutton_barto)
-        theirs = cartpole(torch.from_numpy(state), torch.from_numpy(action), sutton_barto)
-        for a, b in zip(ours, theirs, strict=True):
-            assert torch.from_numpy(a).dtype == b.dtype
-            np.testing.assert_allclose(a, b.numpy(), rtol=1e-13)
+@pytest.mark.parametrize("case", [*CASES, *SETTINGS[:2]], ids=str)
+def test_one_function_serves_numpy_and_torch(case):
+    span, action = np.array(case.span)[:, None], case.actions(500).reshape(500)
+    state = np.random.default_rng(2).uniform(-span, span, (len(span), 500))
+    ours = case.dynamics(state, action, **case.settings)
+    theirs = case.dynamics(torch.from_numpy(state), torch.from_numpy(action), **case.settings)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.from_numpy(a).dtype == b.dtype
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-12, atol=1e-9)  # a float32 square may round otherwise
 
 
-def test_sutton_barto_reward_is_zero_and_minus_one_at_the_fall():
-    ours = CartPoleVectorEnv(2, autoreset_mode="SameStep", sutton_barto_reward=True)
-    scalar = gymnasium.make("CartPole-v1", sutton_barto_reward=True)
-    ours.reset(seed=[3, 3])
-    scalar.reset(seed=3)
-    rewards = []
-    for _ in range(12):
-        expected = scalar.step(1)
-        _, reward, terminated, _, _ = ours.step(np.ones(2, int))
-        assert reward.tolist() == [expected[1]] * 2 and terminated.tolist() == [expected[2]] * 2
-        rewards.append(expected[1])
-        if expected[2]:
-            break
-    assert rewards[-1] == -1.0 and set(rewards[:-1]) == {0.0}
+def test_constants_are_those_of_gymnasium():
+    scalars = {case.id: case.scalar().unwrapped for case in CASES}
+    pole = scalars["CartPole-v1"]
+    assert (pole.gravity, pole.masspole, pole.total_mass) == (cartpole.GRAVITY, cartpole.POLE_MASS, cartpole.TOTAL_MASS)
+    assert (pole.length, pole.polemass_length) == (cartpole.HALF_LENGTH, cartpole.POLE_MASS_LENGTH)
+    assert (pole.force_mag, pole.tau) == (cartpole.FORCE, cartpole.TAU)
+    assert (pole.x_threshold, pole.theta_threshold_radians) == (cartpole.X_LIMIT, cartpole.THETA_LIMIT)
+    links = scalars["Acrobot-v1"]
+    assert (links.dt, links.MAX_VEL_1, links.MAX_VEL_2) == (acrobot.DT, acrobot.MAX_VELOCITY_1, acrobot.MAX_VELOCITY_2)
+    assert (links.LINK_LENGTH_1, links.LINK_LENGTH_2, links.LINK_MASS_1, links.LINK_MASS_2, links.LINK_MOI) == (1,) * 5
+    assert (links.LINK_COM_POS_1, links.LINK_COM_POS_2, links.AVAIL_TORQUE) == (0.5, 0.5, [-1, 0, 1])
+    car, continuous = scalars["MountainCar-v0"], scalars["MountainCarContinuous-v0"]
+    for module, scalar in ((mountain_car, car), (mountain_car_continuous, continuous)):
+        assert (scalar.min_position, scalar.max_position) == (module.MIN_POSITION, module.MAX_POSITION)
+        assert (scalar.goal_position, scalar.max_speed) == (module.GOAL, module.MAX_SPEED)
+    assert (car.force, car.gravity) == (mountain_car.FORCE, mountain_car.GRAVITY)
+    assert (continuous.power,) == (mountain_car_continuous.POWER,)
+    rod = scalars["Pendulum-v1"]
+    assert (rod.g, rod.dt, rod.m, rod.l) == (pendulum.GRAVITY, pendulum.DT, 1.0, 1.0)
+    assert (rod.max_speed, rod.max_torque) == (pendulum.MAX_SPEED, pendulum.MAX_TORQUE)
 
 
-def test_equal_seeds_start_alike_at_every_reset_as_the_scalar_environment():
-    ours = CartPoleVectorEnv(5)
-    scalars = [CartPoleEnv() for _ in range(5)]
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_squares_are_rounded_as_those_of_single_numbers(dtype, scale):
+    x = (np.random.default_rng(0).normal(size=(2, 20_000)) * scale).astype(dtype)
+    expected = np.array([number**2 for number in x.ravel()]).reshape(x.shape)
+    assert (x * x != expected).any()  # what the function is there for
+    square = scalar_square(x)
+    assert square.dtype == dtype
+    np.testing.assert_array_equal(square, expected)
+    for i in (x * x != expected)[0].nonzero()[0][:3]:
+        assert scalar_square(x[0, i : i + 1]) == expected[0, i]  # one lane
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(scalar_square(np.array([0, -np.inf, np.nan], dtype)), [0, np.inf, np.nan])
+
+
+@each_case
+def test_equal_seeds_start_alike_at_every_reset_as_the_scalar_environment(case):
+    ours, scalars = case.make(5), [case.scalar() for _ in range(5)]
     seeds = [7, 3, 7, 7, 3]
     obs, _ = ours.reset(seed=seeds)
     expected = np.stack([env.reset(seed=s)[0] for env, s in zip(scalars, seeds, strict=True)])
     for _ in range(80):  # beyond two blocks of start states
         np.testing.assert_array_equal(obs, expected)
         np.testing.assert_array_equal(obs[[0, 1]], obs[[2, 4]])
-        assert (obs[0] != obs[1]).all()
+        assert (obs[0] != obs[1]).any()
         obs, _ = ours.reset()
         expected = np.stack([env.reset()[0] for env in scalars])
 
@@ -133,20 +276,23 @@ def test_an_int_seed_gives_lane_i_seed_plus_i_and_none_goes_on():
     np.testing.assert_array_equal(obs[1], CartPoleEnv().reset(seed=99)[0])
 
 
-def test_unseeded_environments_differ():
-    starts = [CartPoleVectorEnv(2).reset()[0] for _ in range(2)]
+@each_case
+def test_unseeded_environments_differ(case):
+    starts = [case.make(2).reset()[0] for _ in range(2)]
     assert len(np.unique(np.concatenate(starts), axis=0)) == 4
 
 
-def test_reset_bounds_hold_for_one_reset_and_keep_the_stream():
-    ours, scalar = CartPoleVectorEnv(2), CartPoleEnv()
+@each_case
+def test_reset_bounds_hold_for_one_reset_and_keep_the_stream(case):
+    low, high = ("x_init", "y_init") if case is PENDULUM else ("low", "high")
+    ours, scalar = case.make(2), case.scalar()
     ours.reset(seed=[4, 4])
     scalar.reset(seed=4)
-    for options in ({}, {"low": -0.2, "high": 0.1}, {}, {"high": 0.3}, {}):
+    for options in ({}, {low: -0.7, high: 0.1} if case is not PENDULUM else {low: 0.7, high: 0.1}, {}, {high: 0.3}, {}):
         obs, _ = ours.reset(options=options)
         np.testing.assert_array_equal(obs, np.stack([scalar.reset(options=options)[0]] * 2))
-    obs, _ = ours.reset(seed=[8, 8], options={"low": -0.01, "high": 0.0})
-    np.testing.assert_array_equal(obs[1], CartPoleEnv().reset(seed=8, options={"low": -0.01, "high": 0.0})[0])
+    obs, _ = ours.reset(seed=[8, 8], options={low: 0.01, high: 0.02})
+    np.testing.assert_array_equal(obs[1], case.scalar().reset(seed=8, options={low: 0.01, high: 0.02})[0])
 
 
 def test_reset_mask_leaves_the_other_lanes_and_the_options_alone():
@@ -159,19 +305,19 @@ def test_reset_mask_leaves_the_other_lanes_and_the_options_alone():
     assert list(options) == ["reset_mask"]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
-def test_idle_lanes_are_not_stepped_and_the_others_are_as_ever(mode, share):
+@each_lively_case
+@each_mode
+def test_idle_lanes_are_not_stepped_and_the_others_are_as_ever(case, mode):
     """Lane by lane, a masked run is the unmasked run of that lane with the idle steps cut out."""
-    lanes, rng = 6, np.random.default_rng(3)
-    ours = CartPoleVectorEnv(lanes, 40, mode)
+    lanes, rng = 5, np.random.default_rng(3)
+    ours = case.make(lanes, 40, mode)
     obs, _ = ours.reset(seed=list(range(lanes)))
-    alone = [CartPoleVectorEnv(1, 40, mode) for _ in range(lanes)]
+    alone = [case.make(1, 40, mode) for _ in range(lanes)]
     for i, env in enumerate(alone):
         env.reset(seed=[i])
-    for _ in range(600):
-        mask, action = rng.random(lanes) < share, rng.integers(0, 2, lanes)
-        if mode is AutoresetMode.DISABLED:
+    for action in case.actions(200, lanes):
+        mask = rng.random(lanes) < rng.choice([0.1, 0.5, 0.95])
+        if mode is DISABLED:
             done = ours._pending.copy()
             if done.any() and rng.random() < 0.3:
                 obs, _ = ours.reset(options={"reset_mask": done})
@@ -191,16 +337,17 @@ def test_idle_lanes_are_not_stepped_and_the_others_are_as_ever(mode, share):
     assert all(env._steps[0] == ours._steps[i] for i, env in enumerate(alone))
 
 
-def test_a_mask_of_no_lane_changes_nothing():
-    envs = CartPoleVectorEnv(2, autoreset_mode="Disabled")
+@each_case
+def test_a_mask_of_no_lane_changes_nothing(case):
+    envs = case.make(2, mode=DISABLED)
     start, _ = envs.reset(seed=0)
-    obs, reward, terminated, truncated, info = envs.step(np.zeros(2, int), np.zeros(2, bool))
+    obs, reward, terminated, truncated, info = envs.step(case.actions(2), np.zeros(2, bool))
     np.testing.assert_array_equal(obs, start)
     assert not (reward.any() or terminated.any() or truncated.any() or info)
 
 
 def test_disabled_refuses_to_step_a_lane_that_has_ended():
-    envs = CartPoleVectorEnv(2, 3, AutoresetMode.DISABLED)
+    envs = CartPoleVectorEnv(2, 3, DISABLED)
     envs.reset(seed=0)
     for _ in range(3):
         truncated = envs.step(np.array([0, 1]))[3]
@@ -217,62 +364,68 @@ def test_both_flags_may_be_true_at_once():
     length = 1
     while not scalar.step(1)[2]:
         length += 1
-    envs = CartPoleVectorEnv(1, length, AutoresetMode.DISABLED)
+    envs = CartPoleVectorEnv(1, length, DISABLED)
     envs.reset(seed=[3])
     for _ in range(length):
         _, _, terminated, truncated, _ = envs.step(np.ones(1, int))
     assert terminated.all() and truncated.all()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_restored_state_goes_on_with_equal_bits(mode):
-    actions = random_actions(400, 4, seed=5)
-    first = CartPoleVectorEnv(4, 30, mode)
+@each_lively_case
+@each_mode
+def test_a_restored_state_goes_on_with_equal_bits(case, mode):
+    actions = case.actions(120, 4, seed=5)
+    first = case.make(4, 30, mode)
     first.reset(seed=[1, 1, 2, 3])
-    run(first, actions[:200])
+    saved_at = 60 if mode is SAME_STEP else 50  # at the start of an episode, and in the middle of one
+    last = run(first, actions[:saved_at])[-1][0]
     saved = first.get_state()
     kept = {name: value.copy() for name, value in saved.items()}
-    expected = run(first, actions[200:])
-    second = CartPoleVectorEnv(4, 30, mode)
+    expected = run(first, actions[saved_at:])
+    second = case.make(4, 30, mode)
     obs = second.set_state({name: torch.from_numpy(value) for name, value in saved.items()})  # as a checkpoint has it
-    np.testing.assert_array_equal(obs, kept["state"].astype(np.float32))
-    for a, b in zip(run(second, actions[200:]), expected, strict=True):
+    np.testing.assert_array_equal(obs, last)
+    for a, b in zip(run(second, actions[saved_at:]), expected, strict=True):
         assert_same_step(a, b)
     for name, value in kept.items():
         assert len(value) == 4
         np.testing.assert_array_equal(value, saved[name])  # what was saved is no view of what goes on
 
 
-def test_reading_the_state_changes_nothing():
-    actions = random_actions(300, 3)
-    plain, read = (CartPoleVectorEnv(3, 20, "SameStep") for _ in range(2))
+@each_lively_case
+def test_reading_the_state_changes_nothing(case):
+    plain, read = (case.make(3, 20, SAME_STEP) for _ in range(2))
     plain.reset(seed=[1, 1, 5]), read.reset(seed=[1, 1, 5])
-    for action in actions:
+    for action in case.actions(100, 3):
         read.get_state()
         assert_same_step(read.step(action), plain.step(action))
 
 
-def test_rows_of_a_state_make_a_group_from_one_mid_episode_state():
-    envs = CartPoleVectorEnv(4, 12, AutoresetMode.DISABLED)
+@each_case
+def test_rows_of_a_state_make_a_group_from_one_mid_episode_state(case):
+    envs = case.make(4, 12, DISABLED)
     envs.reset(seed=0)
-    for t in range(5):
-        envs.step(np.full(4, t % 2))
+    actions = np.repeat(case.actions(12, 1), 4, axis=1)
+    for action in actions[:5]:
+        envs.step(action)
     state = envs.get_state()
     obs = envs.set_state({name: value[[2, 2, 2, 2]] for name, value in state.items()})
     assert (obs == obs[0]).all()
-    for t in range(7):
-        _, _, _, truncated, _ = envs.step(np.full(4, t % 2))
-        assert truncated.all() == (t == 6)  # the time limit counts on from the restored step
+    for t, action in enumerate(actions[5:], start=6):
+        obs, _, _, truncated, _ = envs.step(action)
+        assert (obs == obs[0]).all()
+        assert truncated.all() == (t == 12)  # the time limit counts on from the restored step
 
 
-def test_returned_arrays_stay_as_they_were():
+@each_case
+def test_returned_arrays_stay_as_they_were(case):
     for mode in MODES:
-        envs = CartPoleVectorEnv(3, 10, mode)
+        envs = case.make(3, 10, mode)
         kept = [envs.reset(seed=0)[0]]
-        for t in range(9):
-            kept += envs.step(np.full(3, t % 2))[:4]
+        for action in case.actions(9, 3):
+            kept += envs.step(action)[:4]
         copies = [x.copy() for x in kept]
-        run(envs, random_actions(1, 3))
+        run(envs, case.actions(1, 3))
         for x, copy in zip(kept, copies, strict=True):
             np.testing.assert_array_equal(x, copy)
         before = envs.get_state()["state"]
@@ -280,15 +433,16 @@ def test_returned_arrays_stay_as_they_were():
         np.testing.assert_array_equal(envs.get_state()["state"], before)
 
 
-def test_observations_and_actions_lie_in_the_spaces():
-    envs = CartPoleVectorEnv(7)
+@each_case
+def test_observations_and_actions_lie_in_the_spaces(case):
+    envs = case.make(7)
     obs, _ = envs.reset(seed=0)
     assert envs.observation_space.contains(obs) and obs.flags.c_contiguous
-    assert envs.single_observation_space == CartPoleEnv().observation_space
+    assert envs.single_observation_space == case.scalar().observation_space
     obs = envs.step(envs.action_space.sample())[0]
     assert envs.observation_space.contains(obs) and obs.flags.c_contiguous
     for dtype in (np.int32, np.uint8):
-        envs.step(np.ones(7, dtype))
+        envs.step(case.actions(7).astype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -331,36 +485,61 @@ def test_other_mistakes_are_clear_sentences():
     for wrong in ({"num_envs": 0}, {"max_episode_steps": 0}, {"render_mode": "human"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CartPoleVectorEnv(**wrong)
+    for wrong in ({"book_or_nips": "paper"}, {"torque_noise_max": -1.0}, {"torque_noise_max": float("nan")}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* must be"):
+            AcrobotVectorEnv(**wrong)
 
 
-def test_render_draws_the_chosen_lane_as_gymnasium_does():
+@each_case
+def test_render_draws_the_chosen_lane_as_gymnasium_does(case):
     pytest.importorskip("pygame")
-    envs = CartPoleVectorEnv(2, render_mode="rgb_array")
-    scalar = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-    envs.reset(seed=[1, 2], options={"low": -0.3, "high": 0.3})
-    scalar.reset(seed=2, options={"low": -0.3, "high": 0.3})
+    envs, scalar = case.make(2, render_mode="rgb_array"), case.scalar(render_mode="rgb_array")
+    envs.reset(seed=[1, 4])
+    scalar.reset(seed=4)
+    for action in [None, *case.actions(8, 2)]:
+        if action is not None:
+            envs.step(action)
+            scalar.step(action[1])
+        np.testing.assert_array_equal(envs.render(lane=1)[0], scalar.render())
     (first,), (second,) = envs.render(), envs.render(lane=1)
-    assert first.shape == (400, 600, 3) and first.dtype == np.uint8
+    assert first.shape[2] == 3 and first.dtype == np.uint8
     assert (first != second).any()
-    np.testing.assert_array_equal(second, scalar.render())
     envs.close()
 
 
-def test_gymnasium_makes_it_by_name():
-    assert "rlkit/CartPole-v1" in gymnasium.registry and "CartPole-v1" in rlkit.envs.NATIVE
-    envs = gymnasium.make_vec("rlkit/CartPole-v1", num_envs=64)
-    assert isinstance(envs, CartPoleVectorEnv)
-    assert (envs.num_envs, envs.max_episode_steps) == (64, 500)
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert isinstance(gymnasium.make("rlkit/CartPole-v1").unwrapped, CartPoleEnv)
+@each_case
+def test_gymnasium_makes_it_by_name(case):
+    envs = gymnasium.make_vec(f"rlkit/{case.id}", num_envs=64, **case.settings)
+    assert type(envs) is type(case.make())
+    assert (envs.num_envs, envs.max_episode_steps) == (64, gymnasium.spec(case.id).max_episode_steps)
+    assert envs.metadata["autoreset_mode"] is NEXT_STEP
+    assert type(gymnasium.make(f"rlkit/{case.id}").unwrapped) is type(case.scalar().unwrapped)
 
 
-def test_gymnasiums_vector_wrappers_accept_it():
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(CartPoleVectorEnv(2, 5, "SameStep"))
+@pytest.mark.parametrize("first", ["import rlkit, gymnasium", "import gymnasium, rlkit", "import gymnasium"])
+def test_importing_both_registers_them_in_either_order(first):
+    make = "envs = gymnasium.make_vec('rlkit:rlkit/Acrobot-v1', num_envs=64); print(type(envs).__name__)"
+    command = [sys.executable, "-c", f"{first}; {make}"]
+    root = Path(__file__).parents[1]
+    assert subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout == "AcrobotVectorEnv\n"
+
+
+def test_importing_rlkit_alone_imports_nothing_heavy():
+    listing = "import sys, rlkit; print({'gymnasium', 'numpy', 'torch'} & set(sys.modules))"
+    command = [sys.executable, "-c", listing]
+    root = Path(__file__).parents[1]
+    assert subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout == "set()\n"
+
+
+@each_case
+def test_gymnasiums_vector_wrappers_accept_it(case):
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(case.make(2, 5, SAME_STEP))
     envs.reset(seed=0)
-    for _ in range(5):
-        info = envs.step(np.array([0, 1]))[4]
-    assert info["episode"]["r"].tolist() == [5.0, 5.0]
+    rewards = 0.0
+    for action in case.actions(5, 2):
+        _, reward, _, _, info = envs.step(action)
+        rewards = rewards + reward
+    np.testing.assert_allclose(info["episode"]["r"], rewards)
 
 
 def test_other_draws_share_the_stream_with_start_states():
@@ -373,24 +552,3 @@ def test_other_draws_share_the_stream_with_start_states():
         expected = [rng.uniform(-bound, bound, size) for rng in oracles]
         drawn = streams.starts(lanes) if size == 4 else streams.uniform(lanes, -bound, bound, size)
         np.testing.assert_array_equal(drawn, np.stack(expected))
-
-
-def test_due_lanes_draw_nothing_while_dynamics_draw():
-    """Under NEXT_STEP a lane due for its reset is not stepped, so its stream gives only the start state."""
-
-    class Noisy(CartPoleVectorEnv):
-        draws_in_step = True
-
-        def transition(self, state, action, lanes):
-            self.streams.uniform(lanes, -1.0, 1.0, 1)
-            return super().transition(state, action, lanes)
-
-    envs = Noisy(2, 2)
-    envs.reset(seed=[4, 5])
-    rng = seeding.np_random(5)[0]
-    rng.uniform(size=4)
-    for _ in range(2):
-        envs.step(np.zeros(2, int))
-        rng.uniform()
-    obs = envs.step(np.zeros(2, int))[0]
-    np.testing.assert_array_equal(obs[1], rng.uniform(-0.05, 0.05, 4).astype(np.float32))

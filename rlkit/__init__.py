@@ -1,9 +1,7 @@
 """rlkit: PPO and GRPO for classic control, many members at once.
 
-import rlkit
-run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
-agent = rlkit.load(run.folder)
-action = agent.act(observation)
+    run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
+    action = rlkit.load(run.folder).act(observation)
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rlkit.registration import register_environments
 
 if TYPE_CHECKING:
     from rlkit.comparison import Row
@@ -25,12 +21,13 @@ __all__ = ["__version__", "compare", "load", "run"]
 # In a bare checkout `envs/` and `conf/` stand beside this package, not inside it (an installed wheel has them inside).
 if not (Path(__file__).parent / "conf").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
-register_environments()
+
+import rlkit.envs  # noqa: E402, F401  registers rlkit/CartPole-v1 ... with Gymnasium; needs the path above
 
 
 def run(**settings: Any) -> Run:
     """Train a run; see `rlkit.train.run`."""
-    from rlkit.train import run as train_run  # torch and Gymnasium load only when something is trained
+    from rlkit.train import run as train_run  # torch loads only when something is trained
 
     return train_run(**settings)
 

@@ -103,6 +103,7 @@ class Session:
         self.solved_at = [None] * members
         self._above_since: list[int | None] = [None] * members  # steps of the first of the evaluations above
         self.peak = torch.full((members,), -torch.inf)
+        self._diverged: set[int] = set()  # members that were told of
         self.train_seconds = 0.0
         self.elapsed = 0  # steps of the member that made most, summed over iterations: what `every` counts
 
@@ -159,20 +160,21 @@ class Session:
         self.logger.log(learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
         if self.threshold is None:
             return
-        for m, ret in enumerate(returns.tolist()):
-            if ret < self.threshold:
+        for m, (ret, steps) in enumerate(zip(returns.tolist(), learner.env_steps.tolist(), strict=True)):
+            since = self._above_since[m]
+            if not ret >= self.threshold:  # nan is below
                 self._above_since[m] = None
-            elif self._above_since[m] is None:
-                self._above_since[m] = int(learner.env_steps[m])
-            elif self.solved_at[m] is None and learner.env_steps[m] > self._above_since[m]:
-                self.solved_at[m] = self._above_since[m]
-                self.logger.message(f"member {m} solved at {self.solved_at[m]:,} steps")
+            elif since is None:
+                self._above_since[m] = steps
+            elif self.solved_at[m] is None and steps > since:  # it has learned since, and is above still
+                self.solved_at[m] = since
+                self.logger.message(f"member {m} solved at {since:,} steps")
                 if self.stop_when_solved:
                     learner.frozen[m] = True
 
     def _note_divergence(self, member: int) -> None:
-        if member not in getattr(self, "_diverged", set()):
-            self._diverged = getattr(self, "_diverged", set()) | {member}
+        if member not in self._diverged:
+            self._diverged.add(member)
             self.logger.message(f"member {member} diverged: its gradient was not finite three times in a row")
 
     def _save(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,17 +61,24 @@ def prepare(raw: DictConfig) -> Prepared:
     config = to_config(raw)
     use_threads(config)
     learner = build_learner(config)
-    return Prepared(config, learner, build_evaluator(config, FINAL_EPISODES))
+    try:
+        return Prepared(config, learner, build_evaluator(config, FINAL_EPISODES))
+    except Exception:
+        learner.collector.close()
+        raise
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds a run, which would be overwritten.
+    """Refuse a folder that holds a run, which would be overwritten, or that cannot be made.
 
     Raises:
-        rlkit.build.ConfigError: it does.
+        rlkit.build.ConfigError: either.
     """
     from rlkit.conf.schema import ConfigError
 
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ConfigError(f"hydra.run.dir is {folder}, but {nearest} is not a folder that can be written to")
     if (folder / "metrics.csv").exists() or (folder / "checkpoint.pt").exists():
         raise ConfigError(f"hydra.run.dir is {folder}, which already holds a run; it must be a new folder")
 
@@ -131,7 +139,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
 
 
 def use_threads(config: Any) -> None:
-    """Use one thread where the matrices of an update are too small to share: a second one then costs more than it does."""
+    """Use one thread: the matrices of an update are so small that a second one costs more than it does."""
     import torch
 
     torch.set_num_threads(1)
@@ -142,14 +150,15 @@ def report(run: Run, obs_size: int, show: str) -> None:
     from rlkit.results import Result, final_table
 
     summary = run.summary
+    act = f'import rlkit; print(rlkit.load("{run.folder}").act([0] * {obs_size}))'
     columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps"))
     final_table(
         [Result(*row) for row in zip(*columns, strict=True)],
         title=f"{summary['env']} {summary['algo']}: mean return of 100 episodes, deterministic policy",
         folder=run.folder,
         commands=[
-            f"tensorboard --logdir {run.folder}",
-            f"""python -c "import rlkit; print(rlkit.load('{run.folder}').act({[0] * obs_size}))\"""",
+            f"tensorboard --logdir {shlex.quote(str(run.folder))}",
+            f"python -c {shlex.quote(act)}",
         ],
         show=show,
     )
@@ -260,8 +269,8 @@ def help_page() -> str:
         f"  {group:<12} {', '.join(options(group))}" for group in ("env", "algo", "stabilizer", "tuned", "experiment")
     )
     notes = (
-        "\n\nKeys (`name=default meaning (range)`; steps are environment steps of one member; tuned settings come before"
-        "\nthe defaults shown here, and what you give on the command line before both):\n"
+        "\n\nKeys (`name=default meaning (range)`; steps are environment steps of one member; tuned settings come"
+        "\nbefore the defaults shown here, and what you give on the command line before both):\n"
     )
     tail = "\n\nHydra's own options: --hydra-help. Exit status: 0 done, 1 a fault, 2 a wrong configuration, 130 Ctrl-C."
     return HELP + groups + notes + help_text() + tail
@@ -290,6 +299,9 @@ def main() -> int:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(sentence(error), EXIT_CONFIG)
+    except BrokenPipeError:  # the reader of the output has gone, as `head` does; Python's last flush is to stay quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return complain("the output cannot be written: its reader has closed the pipe", EXIT_FAULT)
 
 
 def _run_hydra(arguments: list[str]) -> int:
@@ -306,7 +318,6 @@ def _run_hydra(arguments: list[str]) -> int:
     from rlkit.conf.schema import ConfigError
 
     schema.register()
-    known = (ConfigError, NonFiniteError)
     failures: list[Exception] = []
     prepared: Prepared | None = None
     if not any(argument.startswith("-") or argument == "hydra.mode=MULTIRUN" for argument in arguments):
@@ -322,16 +333,17 @@ def _run_hydra(arguments: list[str]) -> int:
         except Exception as error:
             if prepared is None:
                 complain(f"job {context.job.num} ({' '.join(context.overrides.task)}): {error}", EXIT_FAULT)
-            if prepared is None or not isinstance(error, known):
                 raise
-            failures.append(error)
+            failures.append(error)  # raised below: Hydra would print a line of its own
 
     try:
         job()
-    except known:
+    except (ConfigError, NonFiniteError):
         return EXIT_FAULT  # told of by the job
+    if failures and isinstance(failures[0], NonFiniteError):
+        return complain(str(failures[0]), EXIT_FAULT)
     if failures:
-        return complain(str(failures[0]), EXIT_CONFIG if isinstance(failures[0], ConfigError) else EXIT_FAULT)
+        raise failures[0]
     return 0
 
 
@@ -342,4 +354,7 @@ def complain(faults: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before anything has begun
+        sys.exit(EXIT_INTERRUPTED)

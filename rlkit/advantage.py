@@ -19,6 +19,7 @@ from rlkit.buffer import Rollout
 from rlkit.group_relative import (
     binned,
     degenerate_share,
+    discounted_sum,
     grouped_gae,
     leave_one_out,
     outcome,
@@ -150,12 +151,7 @@ def gae(
     """
     delta = reward + gamma * next_value(value, final_value, terminated, truncated) - value
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(value.dtype)
-    advantage = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in range(len(delta) - 1, -1, -1):
-        running = torch.addcmul(delta[t], carry[t], running)
-        advantage[t] = running
-    return advantage
+    return discounted_sum(delta, carry)
 
 
 def n_step(

@@ -141,7 +141,7 @@ def time_limit(config: Config) -> int | None:
     limit = getattr(config.algo, "max_episode_steps", None) or spec.max_episode_steps
     if limit is None and config.algo.name == "grpo":
         raise ConfigError(
-            f"{config.env.id} has no time limit, and a GRPO episode must end: algo.max_episode_steps must be given, >= 1"
+            f"{config.env.id} has no time limit, and a GRPO episode must end: algo.max_episode_steps must be >= 1"
         )
     return limit
 

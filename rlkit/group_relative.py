@@ -58,15 +58,20 @@ def centre(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     return (x - summary.mean).masked_fill(summary.degenerate | ~valid, 0.0)
 
 
+def discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
+    """y_t = x_t + carry_t y_{t+1}, from the last row back to the first; all [T, ...]."""
+    running = torch.zeros_like(x[0])
+    sums = []
+    for row, factor in zip(x.unbind()[::-1], carry.unbind()[::-1], strict=True):
+        running = torch.addcmul(row, factor, running)
+        sums.append(running)
+    return torch.stack(sums[::-1])
+
+
 def returns_to_go(reward: Tensor, valid: Tensor, ended: Tensor, gamma: float) -> Tensor:
     """G_t = r_t + gamma G_{t+1} within an episode, over recorded steps, without bootstrap; [T, M, N]."""
-    result = torch.zeros_like(reward)
     carry = gamma * (~ended & valid).to(reward.dtype)
-    running = torch.zeros_like(reward[0])
-    for t in range(len(reward) - 1, -1, -1):
-        running = torch.addcmul(reward[t], carry[t], running)
-        result[t] = running
-    return result * valid
+    return discounted_sum(reward, carry) * valid
 
 
 def outcome(episode_return: Tensor, group: Tensor, *, scale: bool = True, epsilon: float = 1e-4) -> Tensor:

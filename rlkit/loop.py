@@ -117,14 +117,17 @@ class Learner:
         """Return the metrics [M] and histograms of this iteration; without `detail` only what schedules need."""
         metrics: dict[str, Tensor] = dict(self.episode_metrics())
         histograms: dict[str, Tensor] = {}
-        for kl in kl_by_epoch(record):  # a member may have stopped before the last epoch: its last one counts
-            metrics["kl/old"] = torch.where(kl.isnan(), metrics["kl/old"], kl) if "kl/old" in metrics else kl
         if detail:
             low = self.schedules["clip"].value
             high = low if self.settings.clip_high is None else torch.full_like(low, self.settings.clip_high)
             scalars, histograms = statistics(record, batch, low, high)
             metrics |= scalars
             metrics |= {f"schedule/{name}": schedule.value for name, schedule in self.schedules.items()}
+            epochs = [scalars[f"kl/epoch_{k}"] for k in range(sum(name.startswith("kl/epoch_") for name in scalars))]
+        else:
+            epochs = kl_by_epoch(record)
+        for kl in epochs:  # a member may have stopped before the last epoch: its last one counts
+            metrics["kl/old"] = torch.where(kl.isnan(), metrics["kl/old"], kl) if "kl/old" in metrics else kl
         return metrics, histograms
 
     def episode_metrics(self) -> Iterator[tuple[str, Tensor]]:

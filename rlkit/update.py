@@ -141,19 +141,51 @@ def mean_kl(batch: Batch, out: Out) -> Tensor:
 # --- statistics ----------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Rows:
+    """All rows of all steps of an update side by side: [M, R], R the rows of every minibatch of every epoch."""
+
+    weight: Tensor  # 0 for padding and where a member did not take part
+    log_ratio: Tensor  # log pi - log pi_old of the action taken
+    kl: Tensor  # exact KL(pi_old || pi), nats
+    dist: Distribution  # pi
+    epochs: list[int]  # where each epoch begins, and the end
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, record: UpdateRecord) -> Rows:
+        """Gather the rows of a record of at least one step."""
+        minis = record.minibatches
+        first = minis[0].out.dist
+        dist = first.with_params(_side_by_side([mini.out.dist.params for mini in minis]))
+        old = first.with_params(_side_by_side([mini.batch.starting_with("old_") for mini in minis]))
+        weight = torch.cat([mini.batch.weight * mini.active[:, None] for mini in minis], 1)
+        log_prob = torch.cat([mini.out.log_prob for mini in minis], 1)
+        old_log_prob = torch.cat([mini.batch.log_prob for mini in minis], 1)
+        epochs, end = [], 0
+        for k, mini in enumerate(minis):
+            if k == 0 or mini.epoch != minis[k - 1].epoch:
+                epochs.append(end)
+            end += mini.batch.height
+        return cls(weight, log_prob - old_log_prob, exact_kl(old, dist), dist, [*epochs, end])
+
+    def kl_by_epoch(self) -> list[Tensor]:
+        """Mean KL of each epoch over the rows a member trained on, [M] nats, nan where it did not."""
+        parts = zip(self.epochs, self.epochs[1:], strict=False)
+        return [_mean(self.kl[:, a:b], self.weight[:, a:b]) for a, b in parts]
+
+
+def _side_by_side(params: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([p[name] for p in params], 1).detach() for name in params[0]}
+
+
+def _mean(x: Tensor, weight: Tensor) -> Tensor:
+    return (x * weight).sum(1) / weight.sum(1)  # 0 / 0 is nan: not measured
+
+
 def kl_by_epoch(record: UpdateRecord) -> list[Tensor]:
-    """Exact KL(pi_old || pi) of each epoch, [M] nats: the mean over the rows a member trained on, nan without one."""
-    sums: list[tuple[Tensor, Tensor]] = []
-    with torch.no_grad():
-        for mini in record.minibatches:
-            weight = mini.batch.weight * mini.active[:, None]
-            kl = exact_kl(behaviour(mini.batch, mini.out.dist), mini.out.dist)
-            now = ((kl * weight).sum(1), weight.sum(1))
-            if len(sums) > mini.epoch:
-                now = (now[0] + sums[-1][0], now[1] + sums[-1][1])
-                sums.pop()
-            sums.append(now)
-    return [total / weight for total, weight in sums]  # 0 / 0 is nan: not measured
+    """Exact KL(pi_old || pi) of each epoch of an update, [M] nats; nan where a member took no part."""
+    return Rows.of(record).kl_by_epoch() if record.minibatches else []
 
 
 @torch.no_grad()
@@ -186,41 +218,50 @@ def statistics(
         scalars["value/explained_variance"] = torch.where(spread > 0, 1 - unexplained, torch.nan)
     if not minis:
         return scalars, histograms
-    weight = torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1)
-    log_ratio = torch.cat([mini.out.log_prob - mini.batch.log_prob for mini in minis], 1)
-    ratio = log_ratio.exp()
-    scalars["ratio/mean"], scalars["ratio/std"] = moments(ratio, weight)
-    nothing = ~weight.any(1)
-    scalars["ratio/min"] = ratio.masked_fill(~weight, torch.inf).amin(1).masked_fill(nothing, torch.nan)
-    scalars["ratio/max"] = ratio.masked_fill(~weight, -torch.inf).amax(1).masked_fill(nothing, torch.nan)
+    of_rows, of_steps = _of_rows(Rows.of(record), clip_low, clip_high), _of_steps(record)
+    return scalars | of_rows[0] | of_steps[0], histograms | of_rows[1] | of_steps[1]
+
+
+def _of_rows(rows: Rows, clip_low: Tensor, clip_high: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Ratios, entropy and KL over the rows of all steps."""
+    weighed = rows.weight > 0
+    ratio = rows.log_ratio.exp()
+    nothing = ~weighed.any(1)
     outside = (ratio < 1 - clip_low[:, None]) | (ratio > 1 + clip_high[:, None])
-    scalars["ratio/clipped"] = (outside & weight).sum(1) / weight.sum(1)
-    entropy = torch.cat([mini.out.dist.entropy() for mini in minis], 1)
-    scalars["entropy/mean"] = moments(entropy, weight)[0]
-    for epoch, kl in enumerate(kl_by_epoch(record)):
-        scalars[f"kl/epoch_{epoch}"] = kl
-    for name in minis[0].terms:
-        term = torch.cat(
-            [mini.terms[name].reshape(batch.members, -1).expand_as(mini.out.log_prob) for mini in minis], 1
-        )
-        scalars[f"loss/{name.removesuffix('/loss')}"] = moments(term, weight)[0]
-    last = minis[-1]
-    states = (last.batch.weight > 0) & last.active[:, None]
-    histograms |= {
-        "ratio": ratio[weight],
-        "kl": exact_kl(behaviour(last.batch, last.out.dist), last.out.dist)[states],
+    mean, std = moments(ratio, weighed)
+    scalars = {
+        "ratio/mean": mean,
+        "ratio/std": std,
+        "ratio/min": ratio.masked_fill(~weighed, torch.inf).amin(1).masked_fill(nothing, torch.nan),
+        "ratio/max": ratio.masked_fill(~weighed, -torch.inf).amax(1).masked_fill(nothing, torch.nan),
+        "ratio/clipped": (outside & weighed).sum(1) / weighed.sum(1),
+        "entropy/mean": moments(rows.dist.entropy(), weighed)[0],
+        **{f"kl/epoch_{epoch}": kl for epoch, kl in enumerate(rows.kl_by_epoch())},
     }
+    last = slice(rows.epochs[-2], None)
+    return scalars, {"ratio": ratio[weighed], "kl": rows.kl[:, last][weighed[:, last]]}
+
+
+def _of_steps(record: UpdateRecord) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Losses, KL to the reference, and gradient norms of the steps."""
+    minis, last = record.minibatches, record.minibatches[-1]
+    scalars: dict[str, Tensor] = {}
+    weighed = torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1)
+    for name in minis[0].terms:
+        terms = [mini.terms[name].reshape(len(weighed), -1).expand_as(mini.out.log_prob) for mini in minis]
+        scalars[f"loss/{name.removesuffix('/loss')}"] = moments(torch.cat(terms, 1), weighed)[0]
+    histograms: dict[str, Tensor] = {}
     reference = last.batch.starting_with("ref_")
     if reference:
         kl = exact_kl(last.out.dist, last.out.dist.with_params(reference))
+        states = (last.batch.weight > 0) & last.active[:, None]
         scalars["kl/ref"] = moments(kl, states)[0]
         histograms["kl_ref"] = kl[states]
     active = torch.stack([mini.active for mini in minis])  # [steps, M]
     finite = torch.stack([mini.step.finite for mini in minis])
-    for name, norms in (
-        ("before", torch.stack([mini.step.norm for mini in minis])),
-        ("after", torch.stack([mini.step.norm * mini.step.scale for mini in minis])),
-    ):
+    before = torch.stack([mini.step.norm for mini in minis])
+    after = before * torch.stack([mini.step.scale for mini in minis])
+    for name, norms in (("before", before), ("after", after)):
         scalars[f"grad_norm/{name}"] = moments(norms.T, (active & finite).T)[0]
         histograms[f"grad_norm_{name}"] = norms[active & finite]
     scalars["update/nonfinite"] = (active & ~finite).sum(0).float()

@@ -288,7 +288,7 @@ AT_ODDS = [
     (["algo.adam_betas=[nan,0.9]"], "algo.adam_betas is [nan, 0.9]", "< 1"),
     (["policy.hidden=[64,0]"], "policy.hidden is [64, 0]", ">= 1"),
     (["policy.hidden=[]", "policy.shared_trunk=true"], "policy.shared_trunk", "at least one layer"),
-    (["algo.clip=null"], "algo.clip is null", "constant"),  # the tuned clip falls
+    (["algo.clip=null", "algo.schedule.clip.name=linear"], "algo.clip is null", "constant"),
     (
         ["algo.schedule.learning_rate.name=kl_driven"],
         "algo.schedule.learning_rate.name is kl_driven",

@@ -1,7 +1,7 @@
 """rlkit: PPO and GRPO for classic control, many members at once.
 
-    run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
-    action = rlkit.load(run.folder).act(observation)
+run = rlkit.run(env="CartPole", algo="grpo", total_steps=50_000)
+action = rlkit.load(run.folder).act(observation)
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ class Batch(Mapping[str, Tensor]):
     columns: dict[str, Tensor]
     count: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # int64 [M]
     padded: bool = True  # False: every row has a weight above 0, which saves masking
+    uniform: bool = False  # True: every weight is 1, which saves weighing
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
@@ -103,7 +104,7 @@ class Batch(Mapping[str, Tensor]):
                 raise ValueError(
                     f"column {name} has shape {tuple(column.shape)}; the batch is [{self.members}, {self.height}]"
                 )
-        batch = Batch({**self.columns, **columns}, self.count, self.padded)
+        batch = Batch({**self.columns, **columns}, self.count, self.padded, self.uniform)
         return batch.masked(self.real) if self.padded and any(map(is_weight, columns)) else batch
 
     @property
@@ -126,16 +127,18 @@ class Batch(Mapping[str, Tensor]):
         flat = (rows + torch.arange(members, device=rows.device)[:, None] * height).flatten()
         return Batch(
             {
-                name: x.reshape(members * height, *x.shape[2:]).index_select(0, flat).view(members, -1, *x.shape[2:])
+                name: x.flatten(0, 1).index_select(0, flat).view(members, -1, *x.shape[2:])
                 for name, x in self.columns.items()
             },
             self.count,
             self.padded,
+            self.uniform,
         )
 
     def slice(self, start: int, stop: int) -> Batch:
         """Return rows start..stop of every member as views."""
-        return Batch({name: x[:, start:stop] for name, x in self.columns.items()}, self.count, self.padded)
+        columns = {name: x[:, start:stop] for name, x in self.columns.items()}
+        return Batch(columns, self.count, self.padded, self.uniform)
 
 
 def is_weight(name: str) -> bool:
@@ -163,13 +166,21 @@ def valid_rows(valid: Tensor) -> tuple[Tensor, Tensor]:
     return rows, count
 
 
-def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows `rows` [M, B] (as given by `valid_rows`) of a rollout field [T, M, N, ...], as [M, B, ...]."""
-    time, members, envs = x.shape[:3]
-    flat = (rows // envs * (members * envs) + rows % envs) + torch.arange(members, device=x.device)[:, None] * envs
-    return (
-        x.reshape(time * members * envs, *x.shape[3:]).index_select(0, flat.flatten()).view(*rows.shape, *x.shape[3:])
-    )
+def flat_rows(rows: Tensor, envs: int) -> Tensor:
+    """Turn the rows of `valid_rows` [M, B] into indices into a field flattened over [T, M, N], [M * B]."""
+    members = len(rows)
+    flat = (rows // envs * (members * envs) + rows % envs) + torch.arange(members, device=rows.device)[:, None] * envs
+    return flat.flatten()
+
+
+def gather_rows(x: Tensor, rows: Tensor, flat: Tensor | None = None) -> Tensor:
+    """Return the rows `rows` [M, B] (as given by `valid_rows`) of a rollout field [T, M, N, ...], as [M, B, ...].
+
+    Args:
+        flat: `flat_rows` of them, where several fields are gathered.
+    """
+    flat = flat_rows(rows, x.shape[2]) if flat is None else flat
+    return x.flatten(0, 2).index_select(0, flat).view(*rows.shape, *x.shape[3:])
 
 
 def flatten(rollout: Rollout) -> Batch:
@@ -188,8 +199,10 @@ def flatten(rollout: Rollout) -> Batch:
     }
     if rollout.value is not None:
         fields["value"] = rollout.value
-    columns = {name: gather_rows(x, rows) for name, x in fields.items()}
+    flat = flat_rows(rows, rollout.valid.shape[2])
+    columns = {name: gather_rows(x, rows, flat) for name, x in fields.items()}
     batch = Batch(columns, count)
     batch = batch.masked(batch.real)
     batch.padded = not bool((batch.weight > 0).all())
+    batch.uniform = bool((batch.weight == 1).all())
     return batch

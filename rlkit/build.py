@@ -44,6 +44,7 @@ from rlkit.streams import Purpose, Streams
 
 EVALUATION_LANES = 4096  # native evaluation environments at once, all members together
 FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an object or a process
+NO_CLIP = 1e9  # a clip range that no ratio reaches; finite, since an infinite one times a zero advantage is nan
 DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
 
 
@@ -190,7 +191,7 @@ def build_learner(config: Config) -> Learner:
             name: _schedule(getattr(algo.schedule, name), initial, config.members)
             for name, initial in (
                 ("learning_rate", algo.learning_rate),
-                ("clip", float("inf") if algo.clip is None else algo.clip),
+                ("clip", NO_CLIP if algo.clip is None else algo.clip),
                 ("entropy_coef", algo.entropy_coef),
             )
         }

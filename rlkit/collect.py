@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.buffer import Rollout, valid_rows
+from rlkit.buffer import Rollout, gather_rows, valid_rows
 from rlkit.envs import MaskedVectorEnv
 from rlkit.policy import Policy
 from rlkit.streams import Purpose, Streams
@@ -57,11 +57,12 @@ class Collector:
         self.env_steps = torch.zeros(self.members, dtype=torch.int64)
         self.finished: list[list[tuple[float, int]]] = []  # of the last rollout: (return, length) by member
 
-    def act(self, policy: Policy, obs: np.ndarray, noise: Tensor) -> tuple[Tensor, np.ndarray]:
-        """Return the raw actions [M, N, A] and the legal ones [M*N, ...] for observations [M*N, D]."""
-        dist = policy.distribution(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
-        raw = dist.sample(noise)
-        return raw, self.actions.legal(raw.reshape(self.envs.num_envs, -1).numpy(), policy.squash)
+    def act(self, policy: Policy, obs: Tensor, noise: Tensor, step: int) -> tuple[Tensor, np.ndarray]:
+        """Return the raw actions [M, N, A] and the legal ones [M*N, ...] for observations [M, N, D]."""
+        raw = policy.sample(obs, noise)
+        if not policy.discrete and not bool(raw.isfinite().all()):  # before the environment sees it
+            check_finite("obs", obs.reshape(1, self.envs.num_envs, -1).numpy(), self.num_envs, step)
+        return raw, self.actions.legal(raw.view(self.envs.num_envs, -1).numpy(), policy.squash)
 
     def record(
         self, policy: Policy, steps: dict[str, np.ndarray], action: Tensor, group: Tensor | None = None
@@ -131,30 +132,35 @@ class Windows(Collector):
         steps["valid"][:] = mask = np.repeat(running.numpy(), self.num_envs)
         everyone = None if mask.all() else mask
         noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
+        obs, final_obs = steps["obs"], steps["final_obs"]
+        rewards, terminations, truncations = steps["reward"], steps["terminated"], steps["truncated"]
         actions: list[Tensor] = []
-        self.finished = [[] for _ in range(self.members)]
-        for t in range(time):
-            steps["obs"][t] = self.obs
-            raw, legal = self.act(policy, self.obs, next(noise))
-            actions.append(raw)
-            self.obs, reward, terminated, truncated, info = self.envs.step(legal, everyone)
-            steps["reward"][t], steps["terminated"][t], steps["truncated"][t] = reward, terminated, truncated
-            self.running_return += reward
-            self.running_length += mask
-            ended = terminated | truncated
-            if ended.any():
-                put_final_obs(steps["final_obs"][t], info, ended)
-                self._finish(ended)
-        last = ~(steps["terminated"][-1] | steps["truncated"][-1]) & mask
-        steps["final_obs"][-1][last] = self.obs[last]
+        seen = torch.from_numpy(obs).view(time, self.members, self.num_envs, -1)  # the same memory
+        with torch.inference_mode():
+            for t in range(time):
+                obs[t] = self.obs
+                raw, legal = self.act(policy, seen[t], next(noise), t)
+                actions.append(raw)
+                self.obs, rewards[t], terminations[t], truncations[t], info = self.envs.step(legal, everyone)
+                if "final_obs" in info:
+                    put_final_obs(final_obs[t], info, terminations[t] | truncations[t])
+        last = ~(terminations[-1] | truncations[-1]) & mask
+        final_obs[-1][last] = self.obs[last]
+        self._finish(rewards, terminations | truncations, mask)
         return self.record(policy, steps, torch.stack(actions))
 
-    def _finish(self, ended: np.ndarray) -> None:
-        for lane in ended.nonzero()[0]:
-            episode = (float(self.running_return[lane]), int(self.running_length[lane]))
-            self.finished[lane // self.num_envs].append(episode)
-        self.running_return[ended] = 0.0
-        self.running_length[ended] = 0
+    def _finish(self, reward: np.ndarray, ended: np.ndarray, mask: np.ndarray) -> None:
+        """Note the episodes that ended in a window, and what the others have so far; arrays [T, lanes]."""
+        total = self.running_return + reward.cumsum(0, dtype=np.float64)
+        length = self.running_length + np.outer(np.arange(1, len(reward) + 1), mask)
+        self.finished = [[] for _ in range(self.members)]
+        self.running_return, self.running_length = total[-1], length[-1]
+        for lane in ended.any(0).nonzero()[0]:
+            ends = ended[:, lane].nonzero()[0]
+            returns, lengths = np.diff(total[ends, lane], prepend=0.0), np.diff(length[ends, lane], prepend=0)
+            self.finished[lane // self.num_envs] += zip(returns.tolist(), lengths.tolist(), strict=True)
+            self.running_return[lane] -= total[ends[-1], lane]
+            self.running_length[lane] -= length[ends[-1], lane]
 
     def state_dict(self) -> dict[str, Any]:
         shape = (self.members, self.num_envs)
@@ -205,7 +211,8 @@ class Episodes(Collector):
             row = empty_steps(1, len(alive), self.obs_size)
             row["valid"][0] = alive
             row["obs"][0][alive] = obs[alive]
-            raw, legal = self.act(policy, obs, next(noise))
+            lanes = torch.from_numpy(obs).view(self.members, self.num_envs, -1)
+            raw, legal = self.act(policy, lanes, next(noise), len(records))
             actions.append(raw)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
             row["reward"][0], row["terminated"][0], row["truncated"][0] = reward, terminated, truncated
@@ -244,11 +251,15 @@ def put_final_obs(target: np.ndarray, info: dict[str, Any], ended: np.ndarray) -
     target[ended] = final[ended] if final.dtype != object else np.stack(list(final[ended]))
 
 
-def check_finite(name: str, x: np.ndarray, num_envs: int) -> None:
-    """Raise NonFiniteError naming member, environment, step and field if x [T, M*N, ...] is not finite."""
+def check_finite(name: str, x: np.ndarray, num_envs: int, first: int = 0) -> None:
+    """Raise NonFiniteError naming member, environment, step and field if x [T, M*N, ...] is not finite.
+
+    Args:
+        first: step of the rollout at which x begins.
+    """
     if np.isfinite(x).all():
         return
-    step, lane = np.argwhere(~np.isfinite(x))[0][:2]
+    step, lane = np.argwhere(~np.isfinite(x))[0][:2] + (first, 0)
     raise NonFiniteError(
         f"environment {lane % num_envs} of member {lane // num_envs} gave a non-finite {name} "
         f"at step {step} of the rollout"
@@ -260,19 +271,13 @@ def with_values(rollout: Rollout, policy: Policy) -> Rollout:
     """Add V(obs) and V(final_obs) [T, M, N] to a rollout, the latter only where an episode or the window ended."""
     time, members, envs = rollout.reward.shape
 
-    def values(rows: Tensor, obs: Tensor) -> Tensor:
-        return policy.value(
-            obs.permute(1, 0, 2, 3)
-            .reshape(members, time * envs, -1)
-            .gather(1, rows[..., None].expand(-1, -1, obs.shape[-1]))
-        )
+    def back(x: Tensor) -> Tensor:  # [M, T*N] -> [T, M, N]
+        return x.view(members, time, envs).transpose(0, 1)
 
-    every = torch.arange(time * envs).expand(members, -1)
-    value = values(every, rollout.obs).view(members, time, envs).transpose(0, 1)
+    value = policy.value(rollout.obs.transpose(0, 1).reshape(members, time * envs, -1))
     cut = rollout.ended.clone()
     cut[-1] = True
-    rows, count = valid_rows(cut & ~rollout.terminated)
-    final = torch.zeros(members, time * envs)
-    final.scatter_(1, rows, values(rows, rollout.final_obs))
-    final_value = final.view(members, time, envs).transpose(0, 1) * (cut & ~rollout.terminated)
-    return rollout.replace(value=value, final_value=final_value)
+    cut &= ~rollout.terminated
+    rows, _ = valid_rows(cut)
+    final = torch.zeros(members, time * envs).scatter_(1, rows, policy.value(gather_rows(rollout.final_obs, rows)))
+    return rollout.replace(value=back(value), final_value=back(final) * cut)

@@ -18,7 +18,7 @@ from rlkit.optimizer import Adam
 from rlkit.policy import Policy
 from rlkit.schedules import Schedule
 from rlkit.streams import Purpose, Streams
-from rlkit.update import UpdateRecord, kl_by_epoch, statistics, update
+from rlkit.update import UpdateRecord, last_kl, statistics, update
 
 RECENT = 100  # episodes in the moving average of the return
 
@@ -123,11 +123,9 @@ class Learner:
             scalars, histograms = statistics(record, batch, low, high)
             metrics |= scalars
             metrics |= {f"schedule/{name}": schedule.value for name, schedule in self.schedules.items()}
-            epochs = [scalars[f"kl/epoch_{k}"] for k in range(sum(name.startswith("kl/epoch_") for name in scalars))]
-        else:
-            epochs = kl_by_epoch(record)
-        for kl in epochs:  # a member may have stopped before the last epoch: its last one counts
-            metrics["kl/old"] = torch.where(kl.isnan(), metrics["kl/old"], kl) if "kl/old" in metrics else kl
+        kl = last_kl(record)
+        if kl is not None:
+            metrics["kl/old"] = kl
         return metrics, histograms
 
     def episode_metrics(self) -> Iterator[tuple[str, Tensor]]:

@@ -39,9 +39,7 @@ class Logger:
         ValueError: `show` is none of these, or the folder's `metrics.csv` has another number of members.
     """
 
-    def __init__(
-        self, folder: Path, *, members: int, total_steps: int, title: str, show: str = "auto"
-    ) -> None:
+    def __init__(self, folder: Path, *, members: int, total_steps: int, title: str, show: str = "auto") -> None:
         self.members = members
         self._folder = Path(folder)
         self._names = [f"member_{m:0{max(2, len(str(members - 1)))}}" for m in range(members)]

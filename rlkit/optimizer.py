@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,21 @@ class StepResult:
     finite: Tensor  # bool: the gradient was finite
 
 
+def bias_corrections(betas: tuple[float, float], epsilon: float) -> Tensor:
+    """What bias correction makes of the step size and of epsilon at step t, [L, 2], computed in double precision.
+
+        c_t = sqrt(1 - b2^t) / (1 - b1^t),   e_t = epsilon sqrt(1 - b2^t)
+
+    The last entry serves all later steps: L is chosen so that both are then constant in single precision. A table,
+    since a few operations on [M] numbers cost as much as Adam itself on small networks.
+    """
+    slowest = max(*betas, 0.5)
+    length = min(int(math.log(1e-9) / math.log(slowest)) + 2, 1 << 20)
+    t = torch.arange(length, dtype=torch.float64).clamp(min=1.0)
+    root = (1 - betas[1] ** t).sqrt()
+    return torch.stack([root / (1 - betas[0] ** t), epsilon * root], 1).float()
+
+
 def adam_(
     weight: Tensor,
     m: Tensor,
@@ -28,22 +44,21 @@ def adam_(
     g: Tensor,
     learning_rate: Tensor,
     betas: tuple[float, float],
-    epsilon: float,
+    table: Tensor,
 ) -> None:
-    """One step of Adam in place, on vectors [M, P] with a step count and a learning rate [M] each.
+    """One step of Adam in place, on vectors [M, P] with a step count (int64) and a learning rate [M] each.
 
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    Source: Kingma & Ba 2015, algorithm 1.
+    Source: Kingma & Ba 2015, algorithm 1. Numerator and denominator are both taken times sqrt(1 - b2^t); `table` holds
+    what that makes of the rest (`bias_corrections`).
     """
     b1, b2 = betas
     t += 1
-    root = (1 - b2**t).sqrt_()
-    size = (learning_rate * root / (1 - b1**t)).to(g.dtype)
+    size, epsilon = table[t.clamp(max=len(table) - 1)][..., None].unbind(1)  # [M, 1] each
     m.lerp_(g, 1 - b1)
     v.mul_(b2).addcmul_(g, g, value=1 - b2)
-    # numerator and denominator of the textbook form, both times sqrt(1 - b2^t)
-    weight.addcdiv_(m * size[:, None], v.sqrt().add_((epsilon * root).to(g.dtype)[:, None]), value=-1.0)
+    weight.addcdiv_(m * (learning_rate[:, None] * size), v.sqrt().add_(epsilon), value=-1.0)
 
 
 class Adam:
@@ -67,7 +82,7 @@ class Adam:
         max_grad_norm: float | None = 0.5,
     ) -> None:
         self.params = [p for p in module.parameters() if p.requires_grad]
-        self.betas, self.epsilon, self.max_grad_norm = betas, epsilon, max_grad_norm
+        self.betas, self.max_grad_norm = betas, max_grad_norm
         self.members = members = self.params[0].shape[0]
         self.flat = torch.cat([p.detach().reshape(members, -1) for p in self.params], 1)  # [M, P]
         start = 0
@@ -77,8 +92,8 @@ class Adam:
             start += size
         self.m = torch.zeros_like(self.flat)
         self.v = torch.zeros_like(self.flat)
-        # double: 1 - 0.999^t has four good digits in single precision
-        self.t = torch.zeros(members, dtype=torch.float64, device=self.flat.device)
+        self.t = torch.zeros(members, dtype=torch.int64, device=self.flat.device)
+        self.table = bias_corrections(betas, epsilon).to(self.flat.device)
         self.nonfinite = torch.zeros(members, dtype=torch.int64, device=self.flat.device)  # in a row
         self._sound = True  # no member has a non-finite gradient behind it
 
@@ -106,12 +121,12 @@ class Adam:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             g.mul_(scale[:, None])
         if self._sound and bool(stepped.all()):
-            adam_(self.flat, self.m, self.v, self.t, g, learning_rate, self.betas, self.epsilon)
+            adam_(self.flat, self.m, self.v, self.t, g, learning_rate, self.betas, self.table)
         else:  # on copies of the rows that step; the others are not touched
             stepped = self._guard(active, finite)
             state = (self.flat, self.m, self.v, self.t)
             rows = flat, m, v, t = tuple(x[stepped] for x in state)
-            adam_(flat, m, v, t, g[stepped], learning_rate[stepped], self.betas, self.epsilon)
+            adam_(flat, m, v, t, g[stepped], learning_rate[stepped], self.betas, self.table)
             for whole, part in zip(state, rows, strict=True):
                 whole[stepped] = part
         return StepResult(norm, scale, stepped, finite)

@@ -66,7 +66,7 @@ class StackedMLP(nn.Module):
         # a plain tuple of the same tensors: looking a parameter up in a module costs as much as a small product
         self._layers = tuple(zip(self.biases, self.weights, strict=True))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:  # not through Module.__call__, which costs as much as a small product
         for i, (bias, weight) in enumerate(self._layers):
             x = torch.baddbmm(bias, x, weight)
             if i < self.num_hidden:
@@ -154,6 +154,10 @@ class Policy(nn.Module):
     def distribution(self, obs: Tensor) -> Distribution:
         """Return pi(. | obs) for obs [M, B, D]."""
         return self._head(self.features(obs))
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Return raw actions [M, B, heads or A] for obs [M, B, D] and standard noise [M, B, action_size]."""
+        return self.distribution(obs).sample(noise)
 
     def value(self, obs: Tensor) -> Tensor:
         """Return V(obs) [M, B] for obs [M, B, D]; an error where there is no critic."""

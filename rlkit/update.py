@@ -81,10 +81,11 @@ def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], st
             column = column_of(name)
             totals[column] = totals[column] + term if column in totals else term
     for column, total in totals.items():
+        if column == "weight" and batch.uniform:
+            parts.append(total.mean(1))
+            continue
         weight = batch[column]
-        plain = column == "weight" and not batch.padded
-        rows = batch.height if plain else (weight > 0).sum(1).clamp(min=1)
-        parts.append((total * weight).sum(1) / rows)
+        parts.append((total * weight).sum(1) / (weight > 0).sum(1).clamp(min=1))
     return functools.reduce(torch.add, parts)
 
 
@@ -111,6 +112,7 @@ def update(
             update; the check comes before the step, on the exact KL, which is never negative.
     """
     record = UpdateRecord()
+    one = torch.ones_like(learning_rate)
     for epoch, mini in minibatches(batch, num_epochs, num_minibatches, rngs):
         out = policy.evaluate(mini)
         if target_kl is not None:
@@ -121,7 +123,7 @@ def update(
         taking = active & (mini.weight > 0).any(1) if mini.padded else active  # a zero gradient still moves Adam
         terms = chain.losses(out, mini, policy)
         loss = reduce(terms, mini, chain.column)
-        grads = torch.autograd.grad(loss.sum(), optimizer.params, materialize_grads=True)
+        grads = torch.autograd.grad(loss, optimizer.params, one, materialize_grads=True)  # of the sum over members
         step = optimizer.step(grads, learning_rate, taking)
         record.minibatches.append(Minibatch(epoch, mini, out, terms, taking, step))
     return record
@@ -186,6 +188,18 @@ def _mean(x: Tensor, weight: Tensor) -> Tensor:
 def kl_by_epoch(record: UpdateRecord) -> list[Tensor]:
     """Exact KL(pi_old || pi) of each epoch of an update, [M] nats; nan where a member took no part."""
     return Rows.of(record).kl_by_epoch() if record.minibatches else []
+
+
+def last_kl(record: UpdateRecord) -> Tensor | None:
+    """KL of the last epoch each member took part in, [M] nats, nan where it took part in none; None without a step."""
+    result: Tensor | None = None
+    for epoch in sorted({mini.epoch for mini in record.minibatches}, reverse=True):
+        part = UpdateRecord([mini for mini in record.minibatches if mini.epoch == epoch])
+        (kl,) = Rows.of(part).kl_by_epoch()
+        result = kl if result is None else torch.where(result.isnan(), kl, result)
+        if not bool(result.isnan().any()):
+            break
+    return result
 
 
 @torch.no_grad()

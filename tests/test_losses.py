@@ -20,7 +20,7 @@ from rlkit.stabilizers.surrogate import Surrogate, standardized
 from rlkit.stabilizers.value import Value
 from rlkit.update import reduce
 
-INF = float("inf")
+INF = 1e9
 
 
 @dataclass

@@ -71,9 +71,7 @@ def test_interquartile_mean_on_hand_numbers(values: list[float], expected: float
 @pytest.mark.parametrize("count", range(1, 25))
 def test_interquartile_mean_is_the_trimmed_mean(count: int) -> None:
     values = np.random.default_rng(count).normal(size=(3, 5, count))
-    np.testing.assert_allclose(
-        interquartile_mean(values), trim_mean(values, 0.25, axis=-1), rtol=1e-12, atol=1e-12
-    )
+    np.testing.assert_allclose(interquartile_mean(values), trim_mean(values, 0.25, axis=-1), rtol=1e-12, atol=1e-12)
 
 
 # --- TensorBoard and metrics.csv ----------------------------------------------------------------------------
@@ -115,9 +113,7 @@ def test_members_have_folders_of_their_own_at_their_own_steps(tmp_path: Path) ->
     returns = np.array([10.0, 20.0, NAN, 90.0])
     logger.log(np.array([100, 200, 300, 404]), {"eval/return": returns, "kl/old": np.full(4, 0.5)})
     logger.close()
-    assert _points(tmp_path, "eval/return") == [
-        (251, 40.0)
-    ]  # three values: nothing is cut; mean of the steps
+    assert _points(tmp_path, "eval/return") == [(251, 40.0)]  # three values: nothing is cut; mean of the steps
     assert _points(tmp_path / "member_01", "eval/return") == [(200, 20.0)]
     assert _points(tmp_path / "member_03", "eval/return") == [(404, 90.0)]
     assert _events(tmp_path / "member_03").Tags()["scalars"] == ["eval/return"]
@@ -141,9 +137,7 @@ def test_a_log_entry_is_one_event_and_on_disk_at_once(tmp_path: Path) -> None:
 def test_histograms_leave_out_what_is_not_finite(tmp_path: Path) -> None:
     logger = _logger(tmp_path, members=2)
     values = np.array([0.0, 1.0, NAN, np.inf, 3.0], dtype=np.float32)
-    logger.log(
-        np.array([10, 10]), {}, {"ratio": values, "nothing": np.array([NAN]), "constant": np.full(7, 2.0)}
-    )
+    logger.log(np.array([10, 10]), {}, {"ratio": values, "nothing": np.array([NAN]), "constant": np.full(7, 2.0)})
     logger.close()
     events = _events(tmp_path)
     assert sorted(events.Tags()["histograms"]) == ["constant", "ratio"]
@@ -180,9 +174,7 @@ def test_a_resumed_run_continues_its_file(tmp_path: Path) -> None:
     first.log(np.array([1]), {"a/x": np.ones(1)})
     first.close()
     path = tmp_path / "metrics.csv"
-    path.write_text(
-        path.read_text().replace(_rows(tmp_path)[0]["wall_seconds"], "50.000") + "2,60.0,a/"
-    )  # torn
+    path.write_text(path.read_text().replace(_rows(tmp_path)[0]["wall_seconds"], "50.000") + "2,60.0,a/")  # torn
     second = _logger(tmp_path)
     second.log(np.array([2]), {"a/x": np.ones(1)})
     second.close()
@@ -246,9 +238,7 @@ def _hparams_tab(
     experiment = context.experiment_from_metadata(
         ctx, "", True, context.hparams_metadata(ctx, ""), context.hparams_from_data_provider(ctx, "", None)
     )
-    request = api_pb2.ListSessionGroupsRequest(
-        start_index=0, slice_size=10, allowed_statuses=[api_pb2.STATUS_SUCCESS]
-    )
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=10, allowed_statuses=[api_pb2.STATUS_SUCCESS])
     groups = list_session_groups.Handler(ctx, context, "", request).run().session_groups
     sessions = {
         group.name: (
@@ -319,9 +309,7 @@ def test_importing_loads_neither_tensorboard_nor_rich() -> None:
         "assert not heavy, heavy"
     )
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -100,7 +100,8 @@ def scaled(link: RewardScale, *args: list) -> Tensor:  # type: ignore[type-arg]
 
 def test_reward_scale_by_hand() -> None:
     link = RewardScale(1, gamma=0.5)
-    # returns 2; .5*2 + 2 = 3 (the end); 2: mean 7/3, variance (1/9 + 4/9 + 1/9) / 3 = 2/9: the first rollout's own scale
+    # returns 2; .5*2 + 2 = 3 (the end); 2: mean 7/3, variance (1/9 + 4/9 + 1/9) / 3 = 2/9: the first rollout's own
+    # scale
     torch.testing.assert_close(scaled(link, [2.0, 2.0, 2.0], [False, True, False]), torch.full((3,), 2.0 * 4.5**0.5))
     assert link.statistics.mean.item() == pytest.approx(7 / 3) and link.statistics.var.item() == pytest.approx(2 / 9)
     # 1 / sqrt(2/9) = 2.1213203; the episode goes on from 2: returns .5*2 + 1 = 2, .5*2 + 3 = 4

@@ -11,10 +11,20 @@ from rlkit.schedules import Schedule
 
 
 class Entropy(Link):
-    """Loss -coef H(pi(. | s)) (Williams & Peng 1991; Mnih et al. 2016), coef on a schedule, in nats."""
+    """Loss -coef H(pi(. | s)) (Williams & Peng 1991; Mnih et al. 2016), coef on a schedule, in nats.
+
+    While the coefficient of every member is zero the term is not computed.
+    """
 
     def __init__(self, coef: Schedule) -> None:
         self.coef = coef
+        self.on = True
+
+    def batch(self, batch: Batch) -> Batch:
+        self.on = bool(self.coef.value.any())
+        return batch
 
     def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
+        if not self.on:
+            return {}
         return {"loss": -self.coef.value[:, None] * out.dist.entropy()}

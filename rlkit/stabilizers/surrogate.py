@@ -16,7 +16,7 @@ class Surrogate(Link):
     """Loss -min(r A, clip(r, 1 - clip, 1 + clip_high) A); see `rlkit.losses.clipped_surrogate`.
 
     Args:
-        clip: schedule of the clip range; infinity switches the clip off (the plain policy gradient).
+        clip: schedule of the clip range; a huge finite one, 1e9, is no clip (the plain policy gradient).
         clip_high: the upper range where it differs from the lower; None means `clip`.
         normalize_advantage: subtract the minibatch's mean advantage and divide by its deviation, for each member.
     """

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,12 +58,25 @@ class Collector:
         self.env_steps = torch.zeros(self.members, dtype=torch.int64)
         self.finished: list[list[tuple[float, int]]] = []  # of the last rollout: (return, length) by member
 
-    def act(self, policy: Policy, obs: Tensor, noise: Tensor, step: int) -> tuple[Tensor, np.ndarray]:
-        """Return the raw actions [M, N, A] and the legal ones [M*N, ...] for observations [M, N, D]."""
-        raw = policy.sample(obs, noise)
-        if not policy.discrete and not bool(raw.isfinite().all()):  # before the environment sees it
-            check_finite("obs", obs.reshape(1, self.envs.num_envs, -1).numpy(), self.num_envs, step)
-        return raw, self.actions.legal(raw.view(self.envs.num_envs, -1).numpy(), policy.squash)
+    def actor(self, policy: Policy, iteration: int) -> Callable[[Tensor], tuple[Tensor, np.ndarray]]:
+        """Return what gives, step by step, raw actions [M, N, A] and legal ones [M*N, ...] for obs [M, N, D].
+
+        Args:
+            iteration: index of the action stream.
+        """
+        lanes = self.envs.num_envs
+        noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
+        pi = policy.acting(lanes)
+        steps = itertools.count()
+
+        def act(obs: Tensor) -> tuple[Tensor, np.ndarray]:
+            raw = pi(obs).sample(next(noise))
+            step = next(steps)
+            if not policy.discrete and not bool(raw.isfinite().all()):  # before the environment sees it
+                check_finite("obs", obs.reshape(1, lanes, -1).numpy(), self.num_envs, step)
+            return raw, self.actions.legal(raw.view(lanes, -1).numpy(), policy.squash)
+
+        return act
 
     def record(
         self, policy: Policy, steps: dict[str, np.ndarray], action: Tensor, group: Tensor | None = None
@@ -131,7 +145,7 @@ class Windows(Collector):
         steps = empty_steps(time, lanes, self.obs_size)
         steps["valid"][:] = mask = np.repeat(running.numpy(), self.num_envs)
         everyone = None if mask.all() else mask
-        noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
+        act = self.actor(policy, iteration)
         obs, final_obs = steps["obs"], steps["final_obs"]
         rewards, terminations, truncations = steps["reward"], steps["terminated"], steps["truncated"]
         actions: list[Tensor] = []
@@ -139,7 +153,7 @@ class Windows(Collector):
         with torch.inference_mode():
             for t in range(time):
                 obs[t] = self.obs
-                raw, legal = self.act(policy, seen[t], next(noise), t)
+                raw, legal = act(seen[t])
                 actions.append(raw)
                 self.obs, rewards[t], terminations[t], truncations[t], info = self.envs.step(legal, everyone)
                 if "final_obs" in info:
@@ -203,7 +217,7 @@ class Episodes(Collector):
         """
         seeds = self.streams.integers(Purpose.START, iteration, self.num_groups)  # [M, K]
         obs, _ = self.envs.reset(seed=seeds.repeat(self.group_size, axis=1).flatten().tolist())
-        noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
+        act = self.actor(policy, iteration)
         alive = np.repeat(running.numpy(), self.num_envs)
         records: list[dict[str, np.ndarray]] = []
         actions: list[Tensor] = []
@@ -211,8 +225,7 @@ class Episodes(Collector):
             row = empty_steps(1, len(alive), self.obs_size)
             row["valid"][0] = alive
             row["obs"][0][alive] = obs[alive]
-            lanes = torch.from_numpy(obs).view(self.members, self.num_envs, -1)
-            raw, legal = self.act(policy, lanes, next(noise), len(records))
+            raw, legal = act(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
             actions.append(raw)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
             row["reward"][0], row["terminated"][0], row["truncated"][0] = reward, terminated, truncated

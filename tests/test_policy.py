@@ -237,3 +237,16 @@ def test_loading_keeps_the_link_to_the_optimiser() -> None:
     before = policy.distribution(observations()).params["logits"]
     adam.step([torch.ones_like(p) for p in adam.params], torch.full((3,), 0.1), torch.ones(3, dtype=torch.bool))
     assert not torch.equal(policy.distribution(observations()).params["logits"], before)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_acting_in_numpy_is_the_same_distribution(activation: str, shared_trunk: bool) -> None:
+    policy = make(activation=activation, shared_trunk=shared_trunk, critic_hidden=(8,))
+    obs = 10 * observations()
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.mul_(3.0)  # seen through the same memory
+        few, many = policy.acting(18)(obs), policy.acting(1000)(obs)
+    assert policy.acting(1000) == policy.distribution
+    torch.testing.assert_close(few.params["logits"], many.params["logits"])

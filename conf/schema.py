@@ -50,7 +50,7 @@ class CheckpointConfig:
 
 @dataclass
 class LogConfig:
-    every: int = key(2_000, "steps of one member between log entries; 0 switches logging off", ge=0)
+    every: int = key(2_000, "steps of one member between log entries; 0: evaluations only", ge=0)
 
 
 @dataclass

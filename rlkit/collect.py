@@ -169,7 +169,7 @@ class Windows(Collector):
         length = self.running_length + np.outer(np.arange(1, len(reward) + 1), mask)
         self.finished = [[] for _ in range(self.members)]
         self.running_return, self.running_length = total[-1], length[-1]
-        for lane in ended.any(0).nonzero()[0]:
+        for lane in np.flatnonzero(ended.any(0)):
             ends = ended[:, lane].nonzero()[0]
             returns, lengths = np.diff(total[ends, lane], prepend=0.0), np.diff(length[ends, lane], prepend=0)
             self.finished[lane // self.num_envs] += zip(returns.tolist(), lengths.tolist(), strict=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from rlkit.collect import ActionMap, action_noise
@@ -76,13 +77,19 @@ class Agent:
         self.policy, self.actions, self.env_id, self.member = policy, actions, env_id, member
 
     @torch.no_grad()
-    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+    def act(self, obs: ArrayLike, deterministic: bool = True) -> np.ndarray:
         """Return the action for an observation [D], or actions for a batch [B, D].
 
         Args:
             obs: as the environment gives it, flattened if it is not one-dimensional.
             deterministic: the most likely action; else a sample (torch's global generator).
+
+        Raises:
+            ValueError: the observation has another shape.
         """
+        if np.ndim(obs) not in (1, 2) or np.shape(obs)[-1] != self.policy.obs_size:
+            wanted = self.policy.obs_size
+            raise ValueError(f"obs has shape {np.shape(obs)}; one observation is [{wanted}], a batch [B, {wanted}]")
         single = np.ndim(obs) == 1
         rows = np.atleast_2d(np.asarray(obs, dtype=np.float32))  # [B, D]
         stack = torch.from_numpy(rows).expand(self.policy.members, -1, -1)
@@ -105,7 +112,7 @@ def load(path: str | Path, member: int | str = "best") -> Agent:
         member: its number, or "best": the one with the highest mean return in the final evaluation.
 
     Raises:
-        FileNotFoundError: there is no run at `path`.
+        FileNotFoundError: there is no run at `path`, or, for "best", it has not ended.
         ValueError: no such member, or the checkpoint is damaged or of another version.
     """
     from omegaconf import OmegaConf
@@ -125,8 +132,10 @@ def load(path: str | Path, member: int | str = "best") -> Agent:
 
 def _member(member: int | str, folder: Path, members: int) -> int:
     if member == "best":
-        returns = json.loads((folder / "summary.json").read_text())["eval_return"]
-        return int(np.argmax(returns))
+        summary = folder / "summary.json"
+        if not summary.is_file():
+            raise FileNotFoundError(f"{summary} does not exist, so no member is known as best: give its number")
+        return int(np.nanargmax(json.loads(summary.read_text())["eval_return"]))
     if not isinstance(member, int) or not 0 <= member < members:
         raise ValueError(f"member is {member!r}; it must be best or a number from 0 to {members - 1}")
     return member

@@ -137,7 +137,7 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         rngs = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        self.members = len(rngs)
+        self.members, self.obs_size = len(rngs), obs_size
         self.discrete = actions.kind == "discrete"
         self.sizes = actions.sizes
         self.squash = squash

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlkit import __version__
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -124,7 +126,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
             "members": config.members,
             "total_steps": config.total_steps,
         }
-        summary = {**head, **result}
+        summary = {**head, **result, "version": __version__, "machine": machine()}
         write_json(folder / "summary.json", summary)
         logger.hparams(*_hparams(config, summary))
     finally:
@@ -136,6 +138,15 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
     if "interrupted" in summary["status"]:
         raise KeyboardInterrupt
     return run
+
+
+def machine() -> str:
+    """The kind of machine and the versions that results depend on."""
+    import platform
+
+    import torch
+
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def use_threads(config: Any) -> None:

@@ -146,7 +146,8 @@ def machine() -> str:
 
     import torch
 
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    python = platform.python_version()
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {python}, torch {torch.__version__}"
 
 
 def use_threads(config: Any) -> None:

@@ -33,8 +33,8 @@ PPO = ["algo=ppo", "total_steps=1024", "members=2", "eval.every=512", "log.every
 # fmt: off
 SUMMARY = {
     "env": str, "algo": str, "seed": int, "members": int, "total_steps": int, "env_steps": list,
-    "wall_seconds": float, "train_seconds": float, "version": str, "machine": str, "eval_return": list, "eval_return_stochastic": list,
-    "solved_at_steps": list, "status": list,
+    "wall_seconds": float, "train_seconds": float, "eval_return": list, "eval_return_stochastic": list,
+    "solved_at_steps": list, "status": list, "version": str, "machine": str,
 }
 # fmt: on
 

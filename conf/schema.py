@@ -122,7 +122,7 @@ class Config:
     algo: AlgoConfig = key(AlgoConfig, "the algorithm")
     policy: PolicyConfig = key(PolicyConfig, "the networks")
     seed: int = key(0, "seed of member 0; member m has seed + m", ge=0)
-    members: int = key(1, "independent learners trained at once", ge=1)
+    members: int = key(1, "independent learners trained at once", ge=1, le=10_000)
     total_steps: int = key(100_000, "environment steps of one member", ge=1)
     num_envs: int = key(8, "environments of one member (GRPO: a multiple of algo.group_size)", ge=1)
     device: str = key("cpu", "where networks live", choices=("cpu",))
@@ -311,4 +311,8 @@ def help_text() -> str:
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
             bounds = allowed(f.metadata["bounds"])
             lines.append(f"  {name + '=' + shown:<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}")
+    for name in options("stabilizer"):
+        entry = choice("stabilizer", name)[name]
+        lines += ["", f"stabilizer=[{name}] ({entry['_target_']}):"]
+        lines += [f"  stabilizer.{name}.{k}={str(v)}" for k, v in entry.items() if k != "_target_"]
     return "\n".join(lines)

@@ -51,8 +51,10 @@ class ActionSpec:
         return cls("discrete", space, sizes, len(sizes), nothing, nothing)
 
     def check_squash(self) -> None:
-        """Raise ValueError if tanh cannot reach the bounds because one is infinite."""
-        if self.kind == "continuous" and not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+        """Raise ValueError if there are no bounds that tanh could reach: discrete actions, or an infinite one."""
+        if self.kind != "continuous":
+            raise ValueError(f"policy.squash is true; the action space is {self.space}, which has nothing to squash")
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ValueError(f"policy.squash=true needs finite action bounds, the action space is {self.space}")
 
     def legal(self, raw: Array, squash: bool = False) -> Array:

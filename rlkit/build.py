@@ -186,6 +186,8 @@ def build_learner(config: Config) -> Learner:
     envs = make_envs(config, config.members * config.num_envs, recipe.autoreset, limit)
     try:
         actions = ActionSpec.of(envs.single_action_space)
+        if config.policy.squash:
+            actions.check_squash()
         policy = make_policy(config, envs.single_observation_space.shape[0], actions, streams)  # type: ignore[index]
         schedules = {
             name: _schedule(getattr(algo.schedule, name), initial, config.members)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Space, flatten
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -73,20 +76,25 @@ class Evaluator:
 class Agent:
     """One trained member: `act` gives legal actions for one observation or a batch."""
 
-    def __init__(self, policy: Policy, actions: ActionMap, env_id: str, member: int) -> None:
-        self.policy, self.actions, self.env_id, self.member = policy, actions, env_id, member
+    def __init__(self, policy: Policy, actions: ActionMap, space: Space[Any], member: int) -> None:
+        self.policy, self.actions, self.space, self.member = policy, actions, space, member
 
     @torch.no_grad()
     def act(self, obs: ArrayLike, deterministic: bool = True) -> np.ndarray:
-        """Return the action for an observation [D], or actions for a batch [B, D].
+        """Return the action for an observation, or actions for a batch [B, D].
 
         Args:
-            obs: as the environment gives it, flattened if it is not one-dimensional.
+            obs: an observation as the environment gives it, or flattened ones [D] or [B, D].
             deterministic: the most likely action; else a sample (torch's global generator).
 
         Raises:
             ValueError: the observation has another shape.
         """
+        # what lies in the environment's own space is one observation; a batch is of flattened ones
+        if isinstance(self.space, Box):
+            obs = np.ravel(obs) if np.shape(obs) == self.space.shape else obs
+        elif self.space.contains(obs):
+            obs = flatten(self.space, obs)
         if np.ndim(obs) not in (1, 2) or np.shape(obs)[-1] != self.policy.obs_size:
             wanted = self.policy.obs_size
             raise ValueError(f"obs has shape {np.shape(obs)}; one observation is [{wanted}], a batch [B, {wanted}]")
@@ -126,8 +134,11 @@ def load(path: str | Path, member: int | str = "best") -> Agent:
     config = to_config(OmegaConf.load(folder / ".hydra" / "config.yaml"))  # type: ignore[arg-type]
     state = checkpoint.load(folder / "checkpoint.pt")
     policy, actions = build_policy(config)
+    env = gymnasium.make(config.env.id, **config.env.kwargs)
+    space = env.observation_space
+    env.close()
     policy.load_state_dict(state["learner"]["policy"])
-    return Agent(policy, actions, config.env.id, _member(member, folder, config.members))
+    return Agent(policy, actions, space, _member(member, folder, config.members))
 
 
 def _member(member: int | str, folder: Path, members: int) -> int:

@@ -88,7 +88,8 @@ def no_such_key(name: str) -> str:
         held = choice("stabilizer", entry)[entry]
         if own in held:
             return f"{name} is a key of the stabiliser {entry}, which is not selected: add 'stabilizer=[{entry}]'"
-        return f"{name} is not a key of the stabiliser {entry}{_nearest(own, held, 0.6)}"
+        keys_held = ", ".join(key for key in held if not str(key).startswith("_"))
+        return f"{name} is not a key of the stabiliser {entry}, which has {keys_held}{_nearest(own, held, 0.6)}"
     if name in known:
         return f"{name} is a key of algo={known[name][0]} alone"
     hint = _nearest(name, [*known, *GROUPS], 0.6) or "; --help lists the keys"

@@ -109,12 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("\n".join(notes), 0)
     parts = by_environment(groups)
     print(markdown(parts, notes), end="")
-    if options.out:
-        write(parts, notes, options.out)
-    if options.picture:
-        from rlkit.figures import overview
+    try:
+        if options.out:
+            write(parts, notes, options.out)
+        if options.picture:
+            from rlkit.figures import overview
 
-        overview(groups).savefig(options.picture, dpi=110)
+            overview(groups).savefig(options.picture, dpi=110)
+    except OSError as error:
+        return complain(f"{error.filename or options.out or options.picture} cannot be written: {error}", EXIT_FAULT)
     return 0
 
 

@@ -53,10 +53,15 @@ class Clock:
 
 
 class Interrupt:
-    """Turns the first Ctrl-C into a request to stop after this iteration; the second interrupts at once."""
+    """Turns the first Ctrl-C into a request to stop after this iteration; the second interrupts at once.
 
-    def __init__(self) -> None:
+    Args:
+        tell: called with a line of text at the first one.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self.requested = False
+        self._tell = tell
         self._main = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
@@ -72,6 +77,7 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self._tell("Ctrl-C: this iteration is finished, then the run is saved and evaluated; once more ends it at once")
 
 
 @dataclass
@@ -110,7 +116,7 @@ class Session:
     def run(self) -> dict[str, Any]:
         """Train to the end, or to the first Ctrl-C, and return the summary, which also lies in `summary.json`."""
         began = time.perf_counter()
-        with Interrupt() as interrupt:
+        with Interrupt(self.logger.message) as interrupt:
             self.train(lambda: interrupt.requested)
             self._save()
             summary = self._summary(interrupted=interrupt.requested)

@@ -159,9 +159,13 @@ def use_threads(config: Any) -> None:
 
 def report(run: Run, obs_size: int, show: str) -> None:
     """Print the table at the end of a run and the commands that show more of it."""
+    import shutil
+
     from rlkit.results import Result, final_table
 
     summary = run.summary
+    found = shutil.which("python")
+    python = "python" if found and os.path.samefile(found, sys.executable) else shlex.quote(sys.executable)
     act = f'import rlkit; print(rlkit.load("{run.folder}").act([0] * {obs_size}))'
     columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps"))
     final_table(
@@ -169,8 +173,8 @@ def report(run: Run, obs_size: int, show: str) -> None:
         title=f"{summary['env']} {summary['algo']}: mean return of 100 episodes, deterministic policy",
         folder=run.folder,
         commands=[
-            f"tensorboard --logdir {shlex.quote(str(run.folder))}",
-            f"python -c {shlex.quote(act)}",
+            f"{python} -m tensorboard.main --logdir {shlex.quote(str(run.folder))}",
+            f"{python} -c {shlex.quote(act)}",
         ],
         show=show,
     )
@@ -265,7 +269,7 @@ HELP = """Train PPO or GRPO on a Gymnasium environment.
 
   python -m rlkit.train env=CartPole algo=grpo                    one run with the pair's tuned settings
   python -m rlkit.train env=CartPole algo=ppo members=20 seed=100 twenty independent seeds at once
-  python -m rlkit.train env=gym env.id=LunarLander-v3 algo=ppo    any Gymnasium id, also module:Id-v0
+  python -m rlkit.train env=gym env.id=FrozenLake-v1 algo=ppo     any Gymnasium id, also module:Id-v0
   python -m rlkit.train -m env=CartPole algo=ppo,grpo             a sweep; --multirun is the long form
   python -m rlkit.train env=CartPole 'stabilizer=[ref_kl]' stabilizer.ref_kl.coef=0.05
 

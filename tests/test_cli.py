@@ -146,7 +146,7 @@ def test_the_run_names_commands_that_show_it(jobs, ppo_run, capsys):
     lines = [line.strip() for line in jobs["ppo"][2].splitlines()]
     [line] = [line for line in lines if line.startswith("run ")]
     assert Path(line.split()[1]) == ppo_run
-    [command] = [shlex.split(line) for line in lines if line.startswith("python -c")]
+    [command] = [shlex.split(line) for line in lines if " -c " in line]
     exec(command[2])
     assert capsys.readouterr().out.strip() in ("0", "1")
 
@@ -193,9 +193,9 @@ def test_a_job_that_fails_is_named_and_the_others_finish(jobs):
 
 
 def test_a_fault_is_one_line_and_status_2(tmp_path):
-    status, out, err = call(tmp_path, "algo=ppo", "algo.clip=-1", "members=0")
+    status, out, err = call(tmp_path, "algo=ppo", "algo.clip=-1", "seed=-1")
     assert (status, out) == (2, "")
-    assert err.splitlines() == ["rlkit: algo.clip is -1.0; it must be > 0", "rlkit: members is 0; it must be >= 1"]
+    assert err.splitlines() == ["rlkit: algo.clip is -1.0; it must be > 0", "rlkit: seed is -1; it must be >= 0"]
     assert not (tmp_path / "runs").exists()
 
 

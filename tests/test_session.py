@@ -368,3 +368,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_a_misspelt_setting_is_refused():
     with pytest.raises(ConfigError, match="did you mean members"):
         rlkit.run(member=3)
+
+
+def test_an_agent_takes_what_a_discrete_environment_gives(tmp_path):
+    settings = {"env": "gym", "env.id": "FrozenLake-v1", "algo": "ppo", "num_envs": 4, "algo.num_steps": 8}
+    run = rlkit.run(folder=tmp_path / "run", total_steps=64, **settings, **{"eval.every": 0, "log.every": 0})
+    agent = rlkit.load(run.folder)
+    assert agent.act(3) == agent.act(np.eye(16)[3])
+    assert agent.act(np.eye(16)).tolist() == [agent.act(state) for state in range(16)]
+    with pytest.raises(ValueError, match=r"one observation is \[16\]"):
+        agent.act(16)

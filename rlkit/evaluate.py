@@ -94,7 +94,7 @@ class Agent:
         if isinstance(self.space, Box):
             obs = np.ravel(obs) if np.shape(obs) == self.space.shape else obs
         elif self.space.contains(obs):
-            obs = flatten(self.space, obs)
+            obs = np.asarray(flatten(self.space, obs))
         if np.ndim(obs) not in (1, 2) or np.shape(obs)[-1] != self.policy.obs_size:
             wanted = self.policy.obs_size
             raise ValueError(f"obs has shape {np.shape(obs)}; one observation is [{wanted}], a batch [B, {wanted}]")

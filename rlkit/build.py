@@ -23,7 +23,6 @@ from rlkit.conf.schema import (
     AlgoConfig,
     Config,
     ConfigError,
-    GRPOConfig,
     PPOConfig,
     ScheduleConfig,
     allowed,
@@ -321,12 +320,3 @@ def _fits(value: Any, default: Any) -> bool:
     if default is None or default is inspect.Parameter.empty:
         return True
     return type(value) is type(default) or (type(default) is float and type(value) is int)
-
-
-def group_sizes(config: Config) -> str:
-    """One phrase about the shape of a rollout, for the console."""
-    algo = config.algo
-    if isinstance(algo, GRPOConfig):
-        return f"{config.num_envs // algo.group_size} groups of {algo.group_size}"
-    assert isinstance(algo, PPOConfig)
-    return f"{config.num_envs} x {algo.num_steps} steps"

@@ -89,6 +89,7 @@ class Session:
         eval_every, eval_episodes, checkpoint_every, log_every: in steps of one member; 0 switches off.
         threshold: return at which the environment counts as solved, or None.
         stop_when_solved: freeze a member that held the threshold in two evaluations.
+        about: what the summary says of the run before its results.
     """
 
     learner: Learner
@@ -101,6 +102,7 @@ class Session:
     log_every: int
     threshold: float | None
     stop_when_solved: bool
+    about: dict[str, Any] = field(default_factory=dict)
     solved_at: list[int | None] = field(init=False)
     peak: Tensor = field(init=False)  # [M] best evaluation so far
 
@@ -119,7 +121,7 @@ class Session:
         with Interrupt(self.logger.message) as interrupt:
             self.train(lambda: interrupt.requested)
             self._save()
-            summary = self._summary(interrupted=interrupt.requested)
+            summary = {**self.about, **self._summary(interrupted=interrupt.requested)}
         summary["wall_seconds"] = round(time.perf_counter() - began, 3)
         write_json(self.folder / "summary.json", summary)
         return summary

@@ -98,7 +98,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
     """
     from rlkit.build import reward_threshold
     from rlkit.metrics import Logger
-    from rlkit.session import Session, write_json
+    from rlkit.session import Session
 
     config, learner, evaluator = prepared.config, prepared.learner, prepared.evaluator
     check_folder(folder)
@@ -117,17 +117,17 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
             log_every=config.log.every,
             threshold=reward_threshold(config),
             stop_when_solved=config.stop_when_solved,
+            about={
+                "env": config.env.id,
+                "algo": config.algo.name,
+                "seed": config.seed,
+                "members": config.members,
+                "total_steps": config.total_steps,
+                "version": __version__,
+                "machine": machine(),
+            },
         )
-        result = session.run()
-        head = {
-            "env": config.env.id,
-            "algo": config.algo.name,
-            "seed": config.seed,
-            "members": config.members,
-            "total_steps": config.total_steps,
-        }
-        summary = {**head, **result, "version": __version__, "machine": machine()}
-        write_json(folder / "summary.json", summary)
+        summary = session.run()
         logger.hparams(*_hparams(config, summary))
     finally:
         logger.close()

@@ -63,6 +63,21 @@ class ScheduleConfig:
 
 
 @dataclass
+class AnnealConfig(ScheduleConfig):
+    name: str = key("linear", "the rule", choices=("constant", "linear", "exponential"))
+
+
+@dataclass
+class ExplorationConfig:
+    """Offsets to the behaviour distribution (`rlkit.exploration`)."""
+
+    name: str = key("none", "what offsets the policy while it collects", choices=("none", "linear", "correlated"))
+    scale: float = key(3.0, "standard deviation of the offset, in nats of logit or units of raw action", ge=0)
+    time_constant: float = key(10.0, "steps in which the correlation falls to 1/e (correlated)", gt=0)
+    schedule: AnnealConfig = key(AnnealConfig, "of exploration.scale")
+
+
+@dataclass
 class SchedulesConfig:
     learning_rate: ScheduleConfig = key(ScheduleConfig, "of algo.learning_rate")
     clip: ScheduleConfig = key(ScheduleConfig, "of algo.clip")
@@ -121,6 +136,7 @@ class Config:
     env: EnvConfig = key(EnvConfig, "the environment")
     algo: AlgoConfig = key(AlgoConfig, "the algorithm")
     policy: PolicyConfig = key(PolicyConfig, "the networks")
+    exploration: ExplorationConfig = key(ExplorationConfig, "exploration beyond action noise")
     seed: int = key(0, "seed of member 0; member m has seed + m", ge=0)
     members: int = key(1, "independent learners trained at once", ge=1, le=10_000)
     total_steps: int = key(100_000, "environment steps of one member", ge=1)
@@ -133,6 +149,7 @@ class Config:
     stabilizer: dict[str, Any] = key({}, "selected stabilisers by name")
 
 
+SCHEDULED = ("learning_rate", "clip", "entropy_coef")  # keys of algo.schedule
 ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 
 
@@ -203,10 +220,10 @@ def _conflicts(config: Config) -> Iterator[str]:
             yield f"algo.schedule.{name}.name is kl_driven, a rule for clip; it must be constant, linear or exponential"
     if config.algo.clip is None and (config.algo.clip_high is not None or config.algo.schedule.clip.name != "constant"):
         yield "algo.clip is null (no clip); then algo.clip_high must be null and algo.schedule.clip.name constant"
-    for name in ("learning_rate", "clip", "entropy_coef"):
-        final = getattr(config.algo.schedule, name).final
-        if final < 0:
-            yield f"algo.schedule.{name}.final is {final:g}; it must be >= 0"
+    schedules = {f"algo.schedule.{name}": getattr(config.algo.schedule, name) for name in SCHEDULED}
+    for name, schedule in (schedules | {"exploration.schedule": config.exploration.schedule}).items():
+        if schedule.final < 0:
+            yield f"{name}.final is {schedule.final:g}; it must be >= 0"
     if config.stop_when_solved and not config.eval.every:
         yield "eval.every is 0; with stop_when_solved=true it must be >= 1, since evaluations say what is solved"
     if isinstance(config.algo, PPOConfig):

@@ -40,6 +40,7 @@ class Rollout:
     terminated: Tensor  # bool [T, M, N]
     truncated: Tensor  # bool [T, M, N]
     valid: Tensor  # bool [T, M, N]
+    offset: Tensor | None = None  # [T, M, N, A]: what exploration added to the behaviour distribution's parameters
     group: Tensor | None = None  # int64 [M, N]: the group of each environment's episode
     value: Tensor | None = None  # [T, M, N] V(obs), where a critic exists
     final_value: Tensor | None = None  # [T, M, N] V(final_obs) where it is filled
@@ -61,9 +62,10 @@ class Rollout:
 class Batch(Mapping[str, Tensor]):
     """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
 
-    Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, and value
-    where a critic exists. `count` [M] says how many leading rows of each member are real; the rest are padding, of
-    weight 0. A further column of weights has a name that ends in `_weight`, so that padding gets weight 0 there too.
+    Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, value where a
+    critic exists, and offset where there is exploration. `count` [M] says how many leading rows of each member are
+    real; the rest are padding, of weight 0. A further column of weights has a name that ends in `_weight`, so that
+    padding gets weight 0 there too.
     """
 
     columns: dict[str, Tensor]
@@ -199,6 +201,8 @@ def flatten(rollout: Rollout) -> Batch:
     }
     if rollout.value is not None:
         fields["value"] = rollout.value
+    if rollout.offset is not None:
+        fields["offset"] = rollout.offset
     flat = flat_rows(rows, rollout.valid.shape[2])
     columns = {name: gather_rows(x, rows, flat) for name, x in fields.items()}
     batch = Batch(columns, count)

@@ -32,6 +32,7 @@ from rlkit.conf.schema import (
 )
 from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
+from rlkit.exploration import EXPLORATIONS, Exploration
 from rlkit.faults import no_such_key
 from rlkit.link import Chain, Link
 from rlkit.loop import Learner, UpdateSettings
@@ -210,7 +211,10 @@ def build_learner(config: Config) -> Learner:
             clip_high=algo.clip_high,
         )
         size = algo.num_steps if isinstance(algo, PPOConfig) else getattr(algo, "group_size", 0)
-        collector = recipe.collector(envs, actions, streams, size)
+        exploration = _exploration(config, policy, streams)
+        if exploration is not None:
+            schedules["exploration"] = exploration.scale
+        collector = recipe.collector(envs, actions, streams, size, exploration)
     except ValueError as error:
         envs.close()
         raise ConfigError(str(error)) from error
@@ -268,6 +272,23 @@ def _schedule(config: ScheduleConfig, initial: float, members: int) -> Schedule:
     rule: Callable[..., Schedule] = SCHEDULES[config.name]
     wanted = inspect.signature(rule).parameters
     return rule(initial, members, **{k: v for k, v in asdict(config).items() if k in wanted})
+
+
+def _exploration(config: Config, policy: Policy, streams: Streams) -> Exploration | None:
+    """The chosen exploration; its scale is a schedule that the learner calls."""
+    c = config.exploration
+    if c.name == "none":
+        return None
+    kind = EXPLORATIONS[c.name]
+    own = {key: value for key, value in asdict(c).items() if key in inspect.signature(kind).parameters}
+    own["scale"] = _schedule(c.schedule, c.scale, config.members)
+    return kind(
+        streams=streams,
+        num_envs=config.num_envs,
+        obs_size=policy.obs_size,
+        action_size=policy.action_size,
+        **own,
+    )
 
 
 def _chain(config: Config, recipe: Any, policy: Policy, streams: Streams, schedules: dict[str, Schedule]) -> Chain:

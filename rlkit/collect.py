@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from rlkit.buffer import Rollout, gather_rows, valid_rows
 from rlkit.envs import MaskedVectorEnv
+from rlkit.exploration import Exploration
 from rlkit.policy import Policy
 from rlkit.streams import Purpose, Streams
 
@@ -47,39 +47,68 @@ def action_noise(
         yield from torch.from_numpy(block)
 
 
+class Actor:
+    """Acts in M*N environments step by step while the weights stay as they are, and keeps what it did.
+
+    Args:
+        noise: standard action noise of each step, [M, N, A].
+        exploration: what offsets the policy's distribution, if anything.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        actions: ActionMap,
+        noise: Iterator[Tensor],
+        num_envs: int,
+        exploration: Exploration | None = None,
+    ) -> None:
+        self.lanes, self.num_envs = policy.members * num_envs, num_envs
+        self.actions, self.noise, self.exploration = actions, noise, exploration
+        self.pi, self.squash, self.discrete = policy.acting(self.lanes), policy.squash, policy.discrete
+        self.raw: list[Tensor] = []  # each [M, N, A]
+        self.offset: list[Tensor] = []  # the same; empty without exploration
+
+    def __call__(self, obs: Tensor) -> np.ndarray:
+        """Return legal actions [M*N, ...] at obs [M, N, D]."""
+        dist = self.pi(obs)
+        if self.exploration is not None:
+            self.offset.append(self.exploration.offset(obs))
+            dist = dist.shifted(self.offset[-1])
+        raw = dist.sample(next(self.noise))
+        if not self.discrete and not bool(raw.isfinite().all()):  # before the environment sees it
+            check_finite("obs", obs.reshape(1, self.lanes, -1).numpy(), self.num_envs, len(self.raw))
+        self.raw.append(raw)
+        return self.actions.legal(raw.view(self.lanes, -1).numpy(), self.squash)
+
+
 class Collector:
     """What both kinds share: the environments, the members' streams, the step count and the finished episodes."""
 
-    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams) -> None:
-        self.envs, self.actions, self.streams = envs, actions, streams
+    def __init__(
+        self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, exploration: Exploration | None = None
+    ) -> None:
+        self.envs, self.actions, self.streams, self.exploration = envs, actions, streams, exploration
         self.members = streams.members
         self.num_envs = envs.num_envs // self.members
         self.obs_size = envs.single_observation_space.shape[0]  # type: ignore[index]
         self.env_steps = torch.zeros(self.members, dtype=torch.int64)
         self.finished: list[list[tuple[float, int]]] = []  # of the last rollout: (return, length) by member
 
-    def actor(self, policy: Policy, iteration: int) -> Callable[[Tensor], tuple[Tensor, np.ndarray]]:
-        """Return what gives, step by step, raw actions [M, N, A] and legal ones [M*N, ...] for obs [M, N, D].
-
-        Args:
-            iteration: index of the action stream.
-        """
-        lanes = self.envs.num_envs
+    def actor(self, policy: Policy, iteration: int) -> Actor:
+        """Return what acts in this iteration's rollout; `iteration` is the index of its streams."""
         noise = action_noise(policy, self.streams.open(Purpose.ACTION, iteration), self.num_envs)
-        pi = policy.acting(lanes)
-        steps = itertools.count()
+        if self.exploration is not None:
+            self.exploration.begin(iteration)
+        return Actor(policy, self.actions, noise, self.num_envs, self.exploration)
 
-        def act(obs: Tensor) -> tuple[Tensor, np.ndarray]:
-            raw = pi(obs).sample(next(noise))
-            step = next(steps)
-            if not policy.discrete and not bool(raw.isfinite().all()):  # before the environment sees it
-                check_finite("obs", obs.reshape(1, lanes, -1).numpy(), self.num_envs, step)
-            return raw, self.actions.legal(raw.view(lanes, -1).numpy(), policy.squash)
-
-        return act
+    def restart(self, lanes: np.ndarray) -> None:
+        """Tell exploration that episodes begin in these environments, bool [M*N]."""
+        if self.exploration is not None:
+            self.exploration.restart(lanes)
 
     def record(
-        self, policy: Policy, steps: dict[str, np.ndarray], action: Tensor, group: Tensor | None = None
+        self, policy: Policy, steps: dict[str, np.ndarray], actor: Actor, group: Tensor | None = None
     ) -> Rollout:
         """Build the rollout from arrays [T, M*N, ...], evaluating the behaviour distribution on all rows at once."""
         for name in ("reward", "obs", "final_obs"):
@@ -90,33 +119,43 @@ class Collector:
         }
         obs = shaped["obs"]
         time = len(obs)
-        rows = obs.permute(1, 0, 2, 3).reshape(self.members, time * self.num_envs, -1)  # [M, T*N, D]
-        dist = policy.distribution(rows)
-        taken = action.permute(1, 0, 2, 3).reshape(self.members, time * self.num_envs, -1)
+        action = torch.stack(actor.raw)
+        offset = torch.stack(actor.offset) if actor.offset else None
+
+        def rows(x: Tensor) -> Tensor:  # [T, M, N, X] -> [M, T*N, X]
+            return x.transpose(0, 1).reshape(self.members, time * self.num_envs, -1)
+
+        dist = policy.distribution(rows(obs), None if offset is None else rows(offset))
 
         def back(x: Tensor) -> Tensor:  # [M, T*N, ...] -> [T, M, N, ...]
             return x.view(self.members, time, self.num_envs, *x.shape[2:]).transpose(0, 1)
 
         valid = shaped["valid"]
         self.env_steps += valid.sum((0, 2))
+        if self.exploration is not None:
+            self.exploration.observe(obs, valid)
         return Rollout(
             obs=obs,
             final_obs=shaped["final_obs"],
             action=action,
-            log_prob=back(dist.log_prob(taken)),
+            log_prob=back(dist.log_prob(rows(action))),
             old={name: back(x.contiguous()) for name, x in dist.params.items()},
             reward=shaped["reward"],
             terminated=shaped["terminated"],
             truncated=shaped["truncated"],
             valid=valid,
+            offset=offset,
             group=group,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env_steps": self.env_steps}
+        state: dict[str, Any] = {"env_steps": self.env_steps}
+        return state if self.exploration is None else {**state, "exploration": self.exploration.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env_steps.copy_(state["env_steps"])
+        if self.exploration is not None:
+            self.exploration.load_state_dict(state["exploration"])
 
     def close(self) -> None:
         self.envs.close()
@@ -125,8 +164,15 @@ class Collector:
 class Windows(Collector):
     """`num_steps` steps of every environment, autoreset in the same step; episodes run on from window to window."""
 
-    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> None:
-        super().__init__(envs, actions, streams)
+    def __init__(
+        self,
+        envs: MaskedVectorEnv,
+        actions: ActionMap,
+        streams: Streams,
+        num_steps: int,
+        exploration: Exploration | None = None,
+    ) -> None:
+        super().__init__(envs, actions, streams, exploration)
         self.num_steps = num_steps
         seeds = streams.integers(Purpose.START, 0, self.num_envs)
         self.obs, _ = envs.reset(seed=seeds.flatten().tolist())
@@ -138,7 +184,7 @@ class Windows(Collector):
         """Take one window.
 
         Args:
-            iteration: index of the action stream.
+            iteration: index of the action and exploration streams.
             running: bool [M]; the environments of the others are not stepped.
         """
         lanes, time = self.envs.num_envs, self.num_steps
@@ -146,22 +192,24 @@ class Windows(Collector):
         steps["valid"][:] = mask = np.repeat(running.numpy(), self.num_envs)
         everyone = None if mask.all() else mask
         act = self.actor(policy, iteration)
+        if iteration == 0:
+            self.restart(np.ones(lanes, bool))
         obs, final_obs = steps["obs"], steps["final_obs"]
         rewards, terminations, truncations = steps["reward"], steps["terminated"], steps["truncated"]
-        actions: list[Tensor] = []
         seen = torch.from_numpy(obs).view(time, self.members, self.num_envs, -1)  # the same memory
         with torch.inference_mode():
             for t in range(time):
                 obs[t] = self.obs
-                raw, legal = act(seen[t])
-                actions.append(raw)
-                self.obs, rewards[t], terminations[t], truncations[t], info = self.envs.step(legal, everyone)
+                answer = self.envs.step(act(seen[t]), everyone)
+                self.obs, rewards[t], terminations[t], truncations[t], info = answer
                 if "final_obs" in info:
-                    put_final_obs(final_obs[t], info, terminations[t] | truncations[t])
+                    ended = terminations[t] | truncations[t]
+                    put_final_obs(final_obs[t], info, ended)
+                    self.restart(ended)
         last = ~(terminations[-1] | truncations[-1]) & mask
         final_obs[-1][last] = self.obs[last]
         self._finish(rewards, terminations | truncations, mask)
-        return self.record(policy, steps, torch.stack(actions))
+        return self.record(policy, steps, act)
 
     def _finish(self, reward: np.ndarray, ended: np.ndarray, mask: np.ndarray) -> None:
         """Note the episodes that ended in a window, and what the others have so far; arrays [T, lanes]."""
@@ -201,8 +249,15 @@ class Windows(Collector):
 class Episodes(Collector):
     """One whole episode in each lane, the `group_size` lanes of a group from the same start state (equal seeds)."""
 
-    def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> None:
-        super().__init__(envs, actions, streams)
+    def __init__(
+        self,
+        envs: MaskedVectorEnv,
+        actions: ActionMap,
+        streams: Streams,
+        group_size: int,
+        exploration: Exploration | None = None,
+    ) -> None:
+        super().__init__(envs, actions, streams, exploration)
         self.group_size = group_size
         self.num_groups = self.num_envs // group_size
         self.group = torch.arange(self.num_envs).div(group_size, rounding_mode="floor").repeat(self.members, 1)
@@ -212,21 +267,20 @@ class Episodes(Collector):
         """Play every lane's episode to its end; a lane that is done is not stepped again.
 
         Args:
-            iteration: index of the start-state and action streams.
+            iteration: index of the start-state, action and exploration streams.
             running: bool [M]; the lanes of the others stay idle.
         """
         seeds = self.streams.integers(Purpose.START, iteration, self.num_groups)  # [M, K]
         obs, _ = self.envs.reset(seed=seeds.repeat(self.group_size, axis=1).flatten().tolist())
         act = self.actor(policy, iteration)
+        self.restart(np.ones(self.envs.num_envs, bool))
         alive = np.repeat(running.numpy(), self.num_envs)
         records: list[dict[str, np.ndarray]] = []
-        actions: list[Tensor] = []
         while alive.any():
             row = empty_steps(1, len(alive), self.obs_size)
             row["valid"][0] = alive
             row["obs"][0][alive] = obs[alive]
-            raw, legal = act(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
-            actions.append(raw)
+            legal = act(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
             row["reward"][0], row["terminated"][0], row["truncated"][0] = reward, terminated, truncated
             ended = terminated | truncated
@@ -235,7 +289,7 @@ class Episodes(Collector):
                 alive = alive & ~ended
             records.append(row)
         steps = {name: np.concatenate([row[name] for row in records]) for name in records[0]}
-        rollout = self.record(policy, steps, torch.stack(actions), self.group)
+        rollout = self.record(policy, steps, act, self.group)
         self._finish(rollout)
         return rollout
 

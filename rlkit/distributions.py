@@ -27,6 +27,10 @@ class Distribution(ABC):
         """Return a distribution of the same kind with other parameters (a stored one)."""
 
     @abstractmethod
+    def shifted(self, offset: Tensor) -> Distribution:
+        """Return the distribution with an offset [..., A] added to its logits, or to its mean."""
+
+    @abstractmethod
     def sample(self, noise: Tensor) -> Tensor:
         """Turn standard noise (what `noise_kind` names, shape of the parameters) into raw actions."""
 
@@ -54,7 +58,7 @@ class Categorical(Distribution):
     """
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
+        self.logits, self.sizes = logits, sizes
         self.heads = (logits,) if len(sizes) == 1 else logits.split(sizes, -1)
 
     @cached_property
@@ -68,6 +72,9 @@ class Categorical(Distribution):
 
     def with_params(self, params: Mapping[str, Tensor]) -> Categorical:
         return Categorical(params["logits"], self.sizes)
+
+    def shifted(self, offset: Tensor) -> Categorical:
+        return Categorical(self.logits + offset, self.sizes)
 
     def sample(self, noise: Tensor) -> Tensor:
         if len(self.sizes) == 1:
@@ -110,6 +117,9 @@ class DiagonalGaussian(Distribution):
 
     def with_params(self, params: Mapping[str, Tensor]) -> DiagonalGaussian:
         return DiagonalGaussian(params["mean"], params["log_std"], self.squash)
+
+    def shifted(self, offset: Tensor) -> DiagonalGaussian:
+        return DiagonalGaussian(self.mean + offset, self.log_std, self.squash)
 
     def sample(self, noise: Tensor) -> Tensor:
         return self.mean + self.log_std.exp() * noise

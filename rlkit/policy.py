@@ -171,9 +171,9 @@ class Policy(nn.Module):
         x = obs if self.normalizer is None else self.normalizer(obs)
         return x if self.trunk is None else self.trunk(x)
 
-    def distribution(self, obs: Tensor) -> Distribution:
-        """Return pi(. | obs) for obs [M, B, D]."""
-        return self._of(self.actor(self.features(obs)))
+    def distribution(self, obs: Tensor, offset: Tensor | None = None) -> Distribution:
+        """Return pi(. | obs) for obs [M, B, D], shifted by `offset` [M, B, A] (`rlkit.exploration`) if there is one."""
+        return shifted(self._of(self.actor(self.features(obs))), offset)
 
     def acting(self, rows: int) -> Callable[[Tensor], Distribution]:
         """Return what gives pi(. | obs) for obs [M, B, D] while the weights stay as they are; M * B = `rows`."""
@@ -198,7 +198,7 @@ class Policy(nn.Module):
     def evaluate(self, batch: Batch) -> Out:
         """Evaluate the policy on a batch: distribution, log-probability of the batch's actions, value."""
         features = self.features(batch.obs)
-        dist = self._of(self.actor(features))
+        dist = shifted(self._of(self.actor(features)), batch.get("offset"))
         value = None if self.critic is None else self.critic(features).squeeze(-1)
         return Out(dist, dist.log_prob(batch.action), value)
 
@@ -215,3 +215,8 @@ class Policy(nn.Module):
             return DiagonalGaussian(out, self.log_std.clone(), self.squash)
         mean, log_std = out.split(self.action_size, -1)
         return DiagonalGaussian(mean, log_std.clamp(*_LOG_STD_RANGE), self.squash)
+
+
+def shifted(dist: Distribution, offset: Tensor | None) -> Distribution:
+    """The distribution with the offset, where there is one, added to its parameters."""
+    return dist if offset is None else dist.shifted(offset)

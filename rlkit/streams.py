@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     ORDER = 3  # minibatch order
     EVALUATION = 4  # start states of evaluation episodes
     EVALUATION_ACTION = 5  # action noise of the stochastic evaluation
+    EXPLORATION = 6  # offsets of the behaviour distribution
 
 
 class Streams:

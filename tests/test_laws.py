@@ -34,6 +34,13 @@ LINKS: dict[str, tuple[list[str], list[str] | None]] = {
         ["stabilizer=[ref_kl]", "stabilizer.ref_kl.refresh_every=2", "stabilizer.ref_kl.coef=0"],
     ),
     "reward_scale": (["env.normalize_reward=true"], None),
+    **{
+        f"exploration {kind}": (
+            [f"exploration.name={kind}"],
+            [f"exploration.name={kind}", "exploration.scale=0"],
+        )
+        for kind in ("linear", "correlated")
+    },
     "normalize_observation": (["env.normalize_observation=true"], None),
 }
 ALGOS = ("ppo", "grpo")

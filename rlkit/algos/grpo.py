@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlkit.collect import ActionMap, Episodes
 from rlkit.envs import MaskedVectorEnv
+from rlkit.exploration import Exploration
 from rlkit.link import Chain
 from rlkit.schedules import Schedule
 from rlkit.stabilizers.entropy import Entropy
@@ -23,9 +24,15 @@ class GRPO:
     autoreset = AutoresetMode.DISABLED
 
     @staticmethod
-    def collector(envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, group_size: int) -> Episodes:
+    def collector(
+        envs: MaskedVectorEnv,
+        actions: ActionMap,
+        streams: Streams,
+        group_size: int,
+        exploration: Exploration | None = None,
+    ) -> Episodes:
         """Play one episode in each environment, `group_size` of them from each start state."""
-        return Episodes(envs, actions, streams, group_size)
+        return Episodes(envs, actions, streams, group_size, exploration)
 
     @staticmethod
     def chain(

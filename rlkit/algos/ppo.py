@@ -6,6 +6,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlkit.collect import ActionMap, Windows
 from rlkit.envs import MaskedVectorEnv
+from rlkit.exploration import Exploration
 from rlkit.link import Chain
 from rlkit.schedules import Schedule
 from rlkit.stabilizers.entropy import Entropy
@@ -21,9 +22,15 @@ class PPO:
     autoreset = AutoresetMode.SAME_STEP
 
     @staticmethod
-    def collector(envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, num_steps: int) -> Windows:
+    def collector(
+        envs: MaskedVectorEnv,
+        actions: ActionMap,
+        streams: Streams,
+        num_steps: int,
+        exploration: Exploration | None = None,
+    ) -> Windows:
         """Collect `num_steps` steps of each environment."""
-        return Windows(envs, actions, streams, num_steps)
+        return Windows(envs, actions, streams, num_steps, exploration)
 
     @staticmethod
     def chain(

@@ -41,7 +41,7 @@ class RefKL(Link):
 
     @torch.no_grad()
     def batch(self, batch: Batch) -> Batch:
-        dist = self.reference.distribution(batch.obs)
+        dist = self.reference.distribution(batch.obs, batch.get("offset"))
         columns = {f"ref_{name}": x for name, x in dist.params.items()}
         return batch.with_columns(**columns, ref_log_prob=dist.log_prob(batch.action))
 

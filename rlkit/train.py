@@ -271,6 +271,7 @@ HELP = """Train PPO or GRPO on a Gymnasium environment.
   python -m rlkit.train env=CartPole algo=ppo members=20 seed=100 twenty independent seeds at once
   python -m rlkit.train env=gym env.id=FrozenLake-v1 algo=ppo     any Gymnasium id, also module:Id-v0
   python -m rlkit.train -m env=CartPole algo=ppo,grpo             a sweep; --multirun is the long form
+  python -m rlkit.train -m algo=ppo,grpo hydra/launcher=joblib    its jobs at once, one for each core
   python -m rlkit.train env=CartPole 'stabilizer=[ref_kl]' stabilizer.ref_kl.coef=0.05
 
 Choices:
@@ -288,7 +289,10 @@ def help_page() -> str:
         "\n\nKeys (`name=default meaning (range)`; steps are environment steps of one member; tuned settings come"
         "\nbefore the defaults shown here, and what you give on the command line before both):\n"
     )
-    tail = "\n\nHydra's own options: --hydra-help. Exit status: 0 done, 1 a fault, 2 a wrong configuration, 130 Ctrl-C."
+    tail = (
+        "\n\nHydra's own options: --hydra-help. Exit status: 0 done, 1 a fault or a failed job of a sweep,"
+        "\n2 a wrong configuration (nothing ran), 130 Ctrl-C."
+    )
     return HELP + groups + notes + help_text() + tail
 
 
@@ -321,41 +325,38 @@ def main() -> int:
 
 
 def _run_hydra(arguments: list[str]) -> int:
-    """Train one run, or, with an option of Hydra's such as -m, what it asks for.
+    """Train one run, or, with an option of Hydra's such as -m, do what it asks for.
 
-    Hydra makes the run directory before it calls the job, so a single run is checked and built before that. In a sweep
-    every job does that for itself: one that fails is told of at once, the others go on, and Hydra raises in the end.
+    Hydra makes the run directory before it calls the job, so a single run is checked and built before that.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from rlkit.collect import NonFiniteError
+    from rlkit import sweep
     from rlkit.conf import schema
-    from rlkit.conf.schema import ConfigError
 
     schema.register()
+    sweep.check_launcher(arguments)
+    if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments):
+        return sweep.launch()
+
+    from rlkit.collect import NonFiniteError  # not sooner: it loads torch, which a sweep needs in its jobs alone
+
     failures: list[Exception] = []
     prepared: Prepared | None = None
-    if not any(argument.startswith("-") or argument == "hydra.mode=MULTIRUN" for argument in arguments):
+    if not any(argument.startswith("-") for argument in arguments):
         config, folder = compose(arguments)
         check_folder(folder)
         prepared = prepare(config)
 
     @hydra.main(version_base="1.3", config_path="pkg://rlkit.conf", config_name="config")
     def job(config: DictConfig) -> None:
-        context = HydraConfig.get()
         try:
-            execute(prepared or prepare(config), Path(context.runtime.output_dir))
-        except Exception as error:
-            if prepared is None:
-                complain(f"job {context.job.num} ({' '.join(context.overrides.task)}): {error}", EXIT_FAULT)
-                raise
-            failures.append(error)  # raised below: Hydra would print a line of its own
+            execute(prepared or prepare(config), Path(HydraConfig.get().runtime.output_dir))
+        except Exception as error:  # raised below: Hydra would print a line of its own
+            failures.append(error)
 
-    try:
-        job()
-    except (ConfigError, NonFiniteError):
-        return EXIT_FAULT  # told of by the job
+    job()
     if failures and isinstance(failures[0], NonFiniteError):
         return complain(str(failures[0]), EXIT_FAULT)
     if failures:

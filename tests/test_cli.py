@@ -55,8 +55,6 @@ def finish(process: subprocess.Popen[str], folder: Path) -> tuple[int, str, str]
 JOBS = {
     "ppo": PPO,
     "grpo": ["env=CartPole", "algo=grpo", "total_steps=500", "eval.every=0"],
-    "sweep": ["total_steps=512", "eval.every=0", "-m", "algo=ppo,grpo", "policy.hidden=[8]"],
-    "failing sweep": ["-m", "total_steps=512", "algo=grpo", "num_envs=8,12,16", "eval.every=0", "policy.hidden=[8]"],
 }
 
 
@@ -159,34 +157,6 @@ def test_python_trains_the_same_weights_bit_for_bit(ppo_run, tmp_path):
     assert torch.equal(one["optimizer"]["v"], two["optimizer"]["v"])
     assert run.summary["eval_return"] == json.loads((ppo_run / "summary.json").read_text())["eval_return"]
     assert {path.name for path in (run.folder / ".hydra").iterdir()} >= {"config.yaml", "overrides.yaml"}
-
-
-# --- sweeps --------------------------------------------------------------------------------------------------------
-
-
-def test_a_sweep_trains_every_job_wherever_its_flag_stands(jobs):
-    folder, status, _, err = jobs["sweep"]
-    assert (status, err) == (0, "")
-    [sweep] = (folder / "runs" / "sweeps").iterdir()
-    assert sorted(path.parent.name for path in sweep.glob("*/summary.json")) == ["0_CartPole_ppo", "1_CartPole_grpo"]
-
-
-def test_a_job_gives_the_same_in_a_sweep_as_alone(jobs, tmp_path):
-    [sweep] = (jobs["sweep"][0] / "runs" / "sweeps").iterdir()
-    alone = rlkit.run(folder=tmp_path / "alone", algo="ppo", total_steps=512, policy__hidden=[8], eval__every=0)
-    summary = json.loads((sweep / "0_CartPole_ppo" / "summary.json").read_text())
-    assert summary["eval_return"] == alone.eval_return
-
-
-def test_a_job_that_fails_is_named_and_the_others_finish(jobs):
-    folder, status, _, err = jobs["failing sweep"]
-    assert status == 1
-    [line] = [line for line in err.splitlines() if line.startswith("rlkit: ")]
-    assert line.startswith("rlkit: job 1 (")
-    assert "num_envs is 12; with algo=grpo it must be a multiple of algo.group_size, which is 8" in line
-    assert "Traceback" not in err
-    [sweep] = (folder / "runs" / "sweeps").iterdir()
-    assert sorted(path.parent.name[0] for path in sweep.glob("*/summary.json")) == ["0", "2"]
 
 
 # --- refused, helped, interrupted ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ __all__ = ["BACKENDS", "NATIVE", "MaskedVectorEnv", "make", "register", "spec_of
 
 
 class MaskedVectorEnv(Protocol):
-    """What `make` returns, as types: a Gymnasium VectorEnv whose `step` takes a mask and `reset` a list of seeds."""
+    """What `make` returns, as types: a Gymnasium VectorEnv with masked steps, lists of seeds and forked lanes."""
 
     num_envs: int
     metadata: dict[str, Any]
@@ -38,6 +38,8 @@ class MaskedVectorEnv(Protocol):
     ) -> tuple[Any, dict[str, Any]]: ...
 
     def step(self, actions: Any, mask: Any = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]: ...
+
+    def fork(self, source: Any, target: Any) -> Any: ...
 
     def render(self) -> tuple[Any, ...] | None: ...
 

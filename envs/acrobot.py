@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 
-from rlkit.envs.native import NativeVectorEnv
+from rlkit.envs.native import NativeVectorEnv, as_arrays
 from rlkit.envs.rounding import scalar_square
 from rlkit.envs.streams import Array, Bound
 
@@ -18,10 +18,17 @@ DT = 0.2  # s, one step of the fourth-order Runge-Kutta method
 MAX_VELOCITY_1 = 4 * math.pi  # rad/s
 MAX_VELOCITY_2 = 9 * math.pi  # rad/s
 DYNAMICS = ("book", "nips")
+CENTRE = 0.5  # m, from a link's joint to its centre of mass; length, mass and moment of inertia are 1 (m, kg, kg m^2)
+CONSTANTS = (CENTRE, CENTRE**2, 1.0, 1.0 + CENTRE**2, CENTRE * GRAVITY, (CENTRE + 1.0) * GRAVITY, math.pi / 2)
 
 
 def acrobot(
-    state: Any, action: Any, noise: Any = 0.0, book_or_nips: str = "book", xp: Any = None
+    state: Any,
+    action: Any,
+    noise: Any = 0.0,
+    book_or_nips: str = "book",
+    xp: Any = None,
+    constants: tuple[Any, ...] = CONSTANTS,
 ) -> tuple[Any, Any, Any]:
     """Return (next state, reward, terminated) of Sutton's (1996) two links, driven at the joint between them.
 
@@ -36,27 +43,28 @@ def acrobot(
         noise: added to the torque, N m; a number or [k].
         book_or_nips: equations of Sutton and Barto's book, or of the paper, which lack one term.
         xp: the array library; found from the state when None.
+        constants: CONSTANTS, as they are or as 0-d arrays of the state's dtype, which cost NumPy less.
 
     Returns:
         next state [4, k]; reward [k] of the state's dtype, -1 and 0 at the goal; terminated bool [k], the tip is more
         than 1 m above the fixed joint.
     """
     xp = xp or array_namespace(state)
-    torque = xp.asarray(action, dtype=state.dtype) - 1.0 + noise
+    torque = xp.asarray((-1.0, 0.0, 1.0), dtype=state.dtype, device=state.device)[action] + noise
     book = book_or_nips == "book"
-    k1 = derivative(state, torque, book, xp)
-    k2 = derivative(state + DT / 2.0 * k1, torque, book, xp)
-    k3 = derivative(state + DT / 2.0 * k2, torque, book, xp)
-    k4 = derivative(state + DT * k3, torque, book, xp)
+    k1 = derivative(state, torque, book, xp, constants)
+    k2 = derivative(state + DT / 2.0 * k1, torque, book, xp, constants)
+    k3 = derivative(state + DT / 2.0 * k2, torque, book, xp, constants)
+    k4 = derivative(state + DT * k3, torque, book, xp, constants)
     state = state + DT / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
     state[:2] = wrap(state[:2], xp)
     state[2] = xp.minimum(xp.maximum(state[2], -MAX_VELOCITY_1), MAX_VELOCITY_1)
     state[3] = xp.minimum(xp.maximum(state[3], -MAX_VELOCITY_2), MAX_VELOCITY_2)
-    terminated = -xp.cos(state[0]) - xp.cos(state[1] + state[0]) > 1.0
+    terminated = xp.cos(state[0]) + xp.cos(state[1] + state[0]) < -1.0
     return state, xp.asarray(terminated, dtype=state.dtype) - 1.0, terminated
 
 
-def derivative(state: Any, torque: Any, book: bool, xp: Any) -> Any:
+def derivative(state: Any, torque: Any, book: bool, xp: Any, constants: tuple[Any, ...] = CONSTANTS) -> Any:
     """Return d state / dt [4, k] under a torque [k].
 
     Both links have length, mass and moment of inertia 1 (m, kg, kg m^2) and their centre of mass in the middle:
@@ -68,21 +76,22 @@ def derivative(state: Any, torque: Any, book: bool, xp: Any) -> Any:
         theta1'' = -(d2 theta2'' + phi1) / d1
     The paper's theta2'' is without the term in theta1'^2.
     """
+    half, quarter, inertia, squares_sum, weight2, weight1, quarter_turn = constants
     theta1, theta2, velocity1, velocity2 = state[0], state[1], state[2], state[3]
     cos, sin = xp.cos(theta2), xp.sin(theta2)
-    d1 = 0.25 + (1.25 + cos) + 1.0 + 1.0
-    d2 = 0.25 + 0.5 * cos + 1.0
+    d1 = quarter + (squares_sum + cos) + inertia + inertia
+    d2 = quarter + half * cos + inertia
     rate = xp.empty_like(state)
     rate[:2], rate[2] = state[2:], d2
     squares = scalar_square(rate[:3])  # of theta1', theta2' and d2 in one call
-    phi2 = 0.5 * GRAVITY * xp.cos(theta1 + theta2 - math.pi / 2)
-    half_squares = squares[:2] * (0.5 * sin)  # halving rounds nothing
-    phi1 = 1.5 * GRAVITY * xp.cos(theta1 - math.pi / 2) - (half_squares[1] + velocity2 * velocity1 * sin) + phi2
+    phi2 = weight2 * xp.cos(theta1 + theta2 - quarter_turn)
+    half_squares = squares[:2] * (half * sin)  # halving rounds nothing
+    phi1 = weight1 * xp.cos(theta1 - quarter_turn) - (half_squares[1] + velocity2 * velocity1 * sin) + phi2
     push = torque + d2 / d1 * phi1
     if book:
         push = push - half_squares[0]
-    rate[3] = (push - phi2) / (1.25 - squares[2] / d1)
-    rate[2] = -(d2 * rate[3] + phi1) / d1
+    acceleration2 = (push - phi2) / (squares_sum - squares[2] / d1)
+    rate[2], rate[3] = -(d2 * acceleration2 + phi1) / d1, acceleration2
     return rate
 
 
@@ -118,22 +127,20 @@ class AcrobotVectorEnv(NativeVectorEnv):
         super().__init__(*args, **kwargs)
         self.book_or_nips, self.torque_noise_max = book_or_nips, torque_noise_max
         self.draws_in_step = torque_noise_max > 0
+        self._constants = as_arrays(CONSTANTS)
 
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
         noise: Bound = 0.0
         if self.draws_in_step:
             noise = self.streams.uniform(lanes, -self.torque_noise_max, self.torque_noise_max, 1)[:, 0]
-        return acrobot(state, action, noise, self.book_or_nips, np)
+        return acrobot(state, action, noise, self.book_or_nips, np, self._constants)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: Array, lanes: Array) -> Array:
         """Return [cos theta1, sin theta1, cos theta2, sin theta2, theta1', theta2'], [k, 6]."""
         obs = observation(state)
-        # Gymnasium's start states are float32, and so are their sines; no other state consists of float32 numbers.
-        single = state.astype(np.float32)
-        exact = state == single
-        if np.count_nonzero(exact):
-            at_start = exact.all(axis=0)
-            obs[at_start] = observation(single[:, at_start])
+        first = self.at_start(lanes)
+        if len(first):  # Gymnasium's start states are float32, and so are their sines
+            obs[first] = observation(state[:, first].astype(np.float32))
         return obs
 
     def start_bounds(self, options: dict[str, Any]) -> tuple[Bound, Bound]:
@@ -146,5 +153,6 @@ class AcrobotVectorEnv(NativeVectorEnv):
 def observation(state: Array) -> Array:
     """Return float32 observations [k, 6] of states [4, k], calculated in the state's dtype."""
     obs = np.empty((state.shape[1], 6), np.float32)
-    obs[:, 0:4:2], obs[:, 1:4:2], obs[:, 4:] = np.cos(state[:2]).T, np.sin(state[:2]).T, state[2:].T
+    columns = obs.T
+    columns[0:4:2], columns[1:4:2], columns[4:] = np.cos(state[:2]), np.sin(state[:2]), state[2:]
     return obs

@@ -1,4 +1,4 @@
-"""Gymnasium's Sync and Async vector environments with masked steps, and the wrapping of each copy.
+"""Gymnasium's Sync and Async vector environments with masked steps and forks, and the wrapping of each copy.
 
 Masked: `step(actions, mask)` leaves the lanes where the mask is False alone, as `NativeVectorEnv.step` does.
 """
@@ -20,15 +20,18 @@ from gymnasium.spaces import Box, Dict, Space, Tuple
 from gymnasium.spaces.utils import flatten_space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import concatenate, iterate
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
+from rlkit.envs.fork import check_copies, copied, env_name, lane_pairs
 from rlkit.envs.native import Step, checked_mask
 from rlkit.envs.streams import Array, Seeds, lane_seeds
 
 
 class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
-    """SyncVectorEnv whose `step` takes a mask."""
+    """SyncVectorEnv whose `step` takes a mask and whose lanes can be forked."""
+
+    _copies_checked = False
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As SyncVectorEnv; a list of seeds may hold any integers."""
@@ -49,6 +52,32 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
             self.envs = envs
         self._autoreset_envs |= waiting
         return obs, reward, terminated, truncated, dense_final_obs(info, self.single_observation_space)
+
+    def fork(self, source: Any, target: Any) -> Any:
+        """Make the lanes `target` exact copies of the lanes `source`; the contract of `NativeVectorEnv.fork`.
+
+        The first call checks, on environments made for that, that deepcopy copies them truly.
+
+        Raises:
+            ValueError: the environment cannot be copied, or the arrays do not name lanes.
+            RuntimeError: before the first reset.
+        """
+        if any(obs is None for obs in self._env_obs):
+            raise RuntimeError("call reset() before fork()")
+        source, target = lane_pairs(source, target, self.num_envs)
+        if not self._copies_checked:
+            for make_env in {id(make_env): make_env for make_env in self.env_fns}.values():
+                check_copies(make_env)
+            self._copies_checked = True
+        # All are copied before any is replaced: a lane may be both source and target.
+        copies = [(copied(self.envs[lane]), deepcopy(self._env_obs[lane])) for lane in source.tolist()]
+        for lane, (env, obs) in zip(target.tolist(), copies, strict=True):
+            self.envs[lane].close()
+            self.envs[lane], self._env_obs[lane] = env, obs
+        for values in (self._rewards, self._terminations, self._truncations, self._autoreset_envs):
+            values[target] = values[source]
+        self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
+        return deepcopy(self._observations)
 
 
 class _Idle:
@@ -131,6 +160,17 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         self._ended[self._active] = (terminated | truncated)[self._active]
         info = dense_final_obs(info, self.single_observation_space)
         return deepcopy(self.observations), reward, terminated, truncated, info
+
+    def fork(self, source: Any, target: Any) -> Any:
+        """Refuse: an environment cannot be copied from one worker into another.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "env.backend=async cannot copy an environment in the middle of an episode; "
+            "use env.backend=sync, or env.backend=native where there is one"
+        )
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         failures = sum(not success for success in successes)
@@ -217,7 +257,7 @@ def flat_observations(env: Env[Any, Any], flatten_images: bool = False) -> Env[A
             it cannot be flattened to a fixed size.
     """
     space = env.observation_space
-    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    name = env_name(env)
     if has_image(space) and not flatten_images:
         raise ValueError(
             f"{name} observes images ({space}), which the networks here cannot see; "

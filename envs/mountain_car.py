@@ -37,7 +37,7 @@ def mountain_car(state: Any, action: Any, goal_velocity: float = 0.0, xp: Any = 
         faster.
     """
     xp = xp or array_namespace(state)
-    push = (xp.asarray(action, dtype=state.dtype) - 1.0) * FORCE
+    push = xp.asarray((-FORCE, 0.0, FORCE), dtype=state.dtype, device=state.device)[action]
     velocity = state[1] + (push + xp.cos(3 * state[0]) * -GRAVITY)
     velocity = xp.minimum(xp.maximum(velocity, -MAX_SPEED), MAX_SPEED)
     position = xp.minimum(xp.maximum(state[0] + velocity, MIN_POSITION), MAX_POSITION)

@@ -40,11 +40,11 @@ def mountain_car_continuous(
         goal_velocity or faster.
     """
     xp = xp or array_namespace(state)
-    force = xp.minimum(xp.maximum(action, -1.0), 1.0)
     slope = GRAVITY * xp.cos(xp.asarray(3 * state[0], dtype=xp.float64))
-    change = force * POWER - xp.asarray(slope, dtype=action.dtype)
-    # A clipped force is a Python number in Gymnasium, and with it the difference is one of float64.
-    change = xp.where(force == action, change, xp.asarray(force, dtype=xp.float64) * POWER - slope)
+    change = action * POWER - xp.asarray(slope, dtype=action.dtype)
+    clipped = xp.abs(action) > 1.0
+    if xp.count_nonzero(clipped):  # a clipped force is a Python number in Gymnasium: the difference is one of float64
+        change = xp.where(clipped, xp.sign(xp.asarray(action, dtype=xp.float64)) * POWER - slope, change)
     velocity = state[1] + xp.asarray(change, dtype=state.dtype)
     velocity = xp.minimum(xp.maximum(velocity, -MAX_SPEED), MAX_SPEED)
     position = xp.minimum(xp.maximum(state[0] + velocity, MIN_POSITION), MAX_POSITION)
@@ -70,10 +70,10 @@ class MountainCarContinuousVectorEnv(NativeVectorEnv):
         self._goal_velocity = goal_velocity
 
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
-        force = action[:, 0].astype(np.float32)
+        force = action[:, 0].astype(np.float32, copy=False)
         single, reward, terminated = self._dynamics(state.astype(np.float32), force)
         after = single.astype(np.float64)
-        first = (self._steps[lanes] == 0).nonzero()[0]
+        first = self.at_start(lanes)
         if len(first):  # from the start state, which is float64, into float32
             double, reward[first], terminated[first] = self._dynamics(state[:, first], force[first])
             after[:, first] = double.astype(np.float32)

@@ -8,6 +8,7 @@ rendering.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -16,6 +17,7 @@ from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlkit.envs.fork import lane_pairs
 from rlkit.envs.streams import Array, Bound, LaneStreams, Seeds, lane_seeds
 
 Step = tuple[Array, Array, Array, Array, dict[str, Any]]
@@ -70,6 +72,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         self.single_action_space = self.scalar.action_space
         self._actions_shape = (num_envs, *(self.single_action_space.shape or ()))
         self._choices = int(getattr(self.single_action_space, "n", 0))  # 0: a continuous action
+        self._limit, self._bound = np.array(self.max_episode_steps), np.array(self._choices, np.uint64)  # see as_arrays
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.streams = LaneStreams(num_envs, self.start_size, *self.start_bounds({}))
@@ -77,7 +80,6 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         self._state: Array | None = None  # [S, lanes], None before the first reset
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._pending = np.zeros(num_envs, dtype=np.bool_)  # ended and not reset yet
-        self._any_pending = False
 
     @abstractmethod
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
@@ -89,9 +91,15 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
             lanes: their indices [k], for dynamics that draw from `streams`.
         """
 
-    def observe(self, state: Array) -> Array:
-        """Return new float32 observations [k, D] of states [S, k]; the state itself unless overridden."""
+    def observe(self, state: Array, lanes: Array) -> Array:
+        """Return new float32 observations [k, D] of the lanes' states [S, k]; the state itself unless overridden."""
         return state.T.astype(np.float32, order="C")
+
+    def at_start(self, lanes: Array) -> Array:
+        """Return where in `lanes` those are that have not been stepped since their reset, as indices."""
+        if np.count_nonzero(self._steps) == self.num_envs:  # the usual case
+            return self._lanes[:0]
+        return np.flatnonzero(self._steps[lanes] == 0)
 
     def start_bounds(self, options: dict[str, Any]) -> tuple[Bound, Bound]:
         """Return the bounds of the start draws; options may carry `low` and `high`."""
@@ -135,7 +143,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         if self._state is None:
             self._state = np.empty((len(self.start(draws)), self.num_envs))
         self._begin(lanes, draws)
-        return self.observe(self._state), {}
+        return self.observe(self._state, self._lanes), {}
 
     def step(self, actions: Array, mask: Array | None = None) -> Step:
         """Step the lanes once.
@@ -159,37 +167,34 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         actions = np.asarray(actions)
         if actions.shape != self._actions_shape:
             raise ValueError(f"actions have shape {actions.shape}, {self._actions_shape} is needed")
-        packed = self._any_pending and (self.draws_in_step or self.autoreset_mode is AutoresetMode.DISABLED)
-        if mask is None and not packed:
+        packed = self.draws_in_step or self.autoreset_mode is AutoresetMode.DISABLED
+        if mask is None and not (packed and np.count_nonzero(self._pending)):
             reward, terminated, truncated = self._step_all(actions)
         else:
             reward, terminated, truncated = self._step_some(actions, mask)
-        obs = self.observe(self._state)
+        obs = self.observe(self._state, self._lanes)
         ended = terminated | truncated
         if not np.count_nonzero(ended):
             return obs, reward, terminated, truncated, {}
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self._pending |= ended
-            self._any_pending = True
             return obs, reward, terminated, truncated, {}
         lanes = ended.nonzero()[0]
         final_obs = np.zeros(obs.shape, np.float32)
         final_obs[lanes] = obs[lanes]
-        obs[lanes] = self.observe(self._begin(lanes, self.streams.starts(lanes)))
+        obs[lanes] = self.observe(self._begin(lanes, self.streams.starts(lanes)), lanes)
         return obs, reward, terminated, truncated, {"final_obs": final_obs, "_final_obs": ended}
 
     def _step_all(self, actions: Array) -> tuple[Array, Array, Array]:
         actions = self._checked(actions)
         self._state, reward, terminated = self.transition(self._state, actions, self._lanes)  # type: ignore[arg-type]
         self._steps += 1
-        truncated = self._steps >= self.max_episode_steps
-        if self._any_pending:
-            # NEXT_STEP: stepping also the few lanes due for reset costs less than packing the rest.
-            due = self._pending.nonzero()[0]
-            reward[due] = 0.0
-            terminated[due] = truncated[due] = False
+        due = self._pending.nonzero()[0]
+        if len(due):  # NEXT_STEP: stepping also the few lanes due for reset costs less than packing the rest
             self._begin(due, self.streams.starts(due))
-        return reward, terminated, truncated
+            reward[due] = 0.0
+            terminated[due] = False
+        return reward, terminated, self._steps >= self._limit
 
     def _step_some(self, actions: Array, mask: Array | None) -> tuple[Array, Array, Array]:
         """Step the lanes that are neither idle nor (under NEXT_STEP) due for their reset, packed together."""
@@ -197,22 +202,21 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         lanes = self._lanes if mask is None else checked_mask(mask, self.num_envs, "mask").nonzero()[0]
         reward = np.zeros(self.num_envs)
         terminated, truncated = np.zeros((2, self.num_envs), dtype=np.bool_)
-        if self._any_pending:
-            due = self._pending[lanes]
-            if np.count_nonzero(due):
-                if self.autoreset_mode is AutoresetMode.DISABLED:
-                    raise RuntimeError(
-                        f"lane {lanes[due][0]} has ended: reset it with options['reset_mask'] or mask it out"
-                    )
-                self._begin(lanes[due], self.streams.starts(lanes[due]))
-                lanes = lanes[~due]
+        due = self._pending[lanes]
+        if np.count_nonzero(due):
+            if self.autoreset_mode is AutoresetMode.DISABLED:
+                raise RuntimeError(
+                    f"lane {lanes[due][0]} has ended: reset it with options['reset_mask'] or mask it out"
+                )
+            self._begin(lanes[due], self.streams.starts(lanes[due]))
+            lanes = lanes[~due]
         if len(lanes):
             chosen = self._checked(actions[lanes])
             state, reward[lanes], terminated[lanes] = self.transition(self._state.take(lanes, 1), chosen, lanes)
             self._state[:, lanes] = state
             steps = self._steps[lanes] + 1
             self._steps[lanes] = steps
-            truncated[lanes] = steps >= self.max_episode_steps
+            truncated[lanes] = steps >= self._limit
         return reward, terminated, truncated
 
     def _begin(self, lanes: Array, draws: Array) -> Array:
@@ -220,9 +224,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         assert self._state is not None
         self._state[:, lanes] = start = self.start(draws)
         self._steps[lanes] = 0
-        if self._any_pending:
-            self._pending[lanes] = False
-            self._any_pending = bool(np.count_nonzero(self._pending))
+        self._pending[lanes] = False
         return start
 
     def _checked(self, actions: Array) -> Array:
@@ -234,7 +236,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
                     raise ValueError(f"actions are {actions.dtype}, integers from 0 to {choices - 1} are needed")
                 actions = actions.astype(np.int64)
             # As unsigned numbers the negative ones are huge, so one comparison finds both kinds of fault.
-            if np.count_nonzero(actions.view(np.uint64) >= choices):
+            if np.count_nonzero(actions.view(np.uint64) >= self._bound):
                 wrong = actions[(actions < 0) | (actions >= choices)][0]
                 raise ValueError(f"action {wrong} is out of range: {self.scalar_id} takes 0 to {choices - 1}")
         return actions
@@ -269,9 +271,31 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         self._state = np.array(arrays["state"].T, dtype=np.float64, order="C")
         self._steps = np.array(arrays["steps"], dtype=np.int64)
         self._pending = np.array(arrays["pending"], dtype=np.bool_)
-        self._any_pending = bool(self._pending.any())
         self.streams.set_state(arrays["stream"])
-        return self.observe(self._state)
+        return self.observe(self._state, self._lanes)
+
+    def fork(self, source: Any, target: Any) -> Array:
+        """Make lanes exact copies of others: state, steps and random stream.
+
+        Args:
+            source: the lanes to copy [k], as they are before the call.
+            target: the lanes to overwrite [k].
+
+        Returns:
+            Observations [lanes, D] float32 of all lanes.
+
+        Raises:
+            ValueError: the arrays differ in length, hold what is no lane, or `target` names a lane twice.
+            RuntimeError: before the first reset.
+        """
+        if self._state is None:
+            raise RuntimeError("call reset() before fork()")
+        source, target = lane_pairs(source, target, self.num_envs)
+        self._state[:, target] = self._state[:, source]
+        self._steps[target] = self._steps[source]
+        self._pending[target] = self._pending[source]
+        self.streams.fork(source, target)
+        return self.observe(self._state, self._lanes)
 
     def render(self, lane: int = 0) -> tuple[Array, ...] | None:
         """Return one frame, uint8 [height, width, 3], of one lane, drawn by Gymnasium's own renderer."""
@@ -285,6 +309,11 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
     def close_extras(self, **kwargs: Any) -> None:
         """Close the scalar environment and with it the renderer."""
         self.scalar.close()
+
+
+def as_arrays(constants: Iterable[float]) -> tuple[Array, ...]:
+    """Return numbers as 0-d arrays: from a Python number NumPy makes one in every operation, which doubles its cost."""
+    return tuple(np.array(constant) for constant in constants)
 
 
 def checked_mask(mask: Any, lanes: int, name: str) -> Array:

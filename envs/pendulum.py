@@ -42,15 +42,13 @@ def pendulum(state: Any, action: Any, g: float = GRAVITY, xp: Any = None) -> tup
     xp = xp or array_namespace(state)
     theta, velocity = state[0], state[1]
     u = xp.minimum(xp.maximum(action, -MAX_TORQUE), MAX_TORQUE)
-    errors = xp.empty_like(state)
-    errors[0], errors[1] = xp.remainder(theta + math.pi, 2 * math.pi) - math.pi, velocity
-    errors = scalar_square(errors)
-    cost = errors[0] + 0.1 * errors[1] + 0.001 * scalar_square(u)
+    angle = xp.remainder(theta + math.pi, 2 * math.pi) - math.pi
+    cost = scalar_square(angle) + 0.1 * scalar_square(velocity) + 0.001 * scalar_square(u)
     velocity = velocity + (3 * g / 2.0 * xp.sin(theta) + 3.0 * u) * DT
     velocity = xp.minimum(xp.maximum(velocity, -MAX_SPEED), MAX_SPEED)
     state = xp.empty_like(state)
     state[0], state[1] = theta + velocity * DT, velocity
-    return state, -cost, xp.zeros_like(theta, dtype=xp.bool)
+    return state, -cost, xp.zeros(theta.shape, dtype=xp.bool, device=theta.device)
 
 
 class PendulumVectorEnv(NativeVectorEnv):
@@ -73,7 +71,7 @@ class PendulumVectorEnv(NativeVectorEnv):
             self._torque[lanes] = action[:, 0].clip(-MAX_TORQUE, MAX_TORQUE)
         return pendulum(state, action[:, 0], self._g, np)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: Array, lanes: Array) -> Array:
         """Return [cos theta, sin theta, theta'], [k, 3]."""
         obs = np.empty((state.shape[1], 3), np.float32)
         obs[:, 0], obs[:, 1], obs[:, 2] = np.cos(state[0]), np.sin(state[0]), state[1]

@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-# The C library's pow is at most this many units in the last place off the true square (glibc: 0.51), so the rounding y
-# is in doubt where x^2 lies near the middle between two numbers: y + _DOUBT * (x^2 - y) is then no longer y.
-_POW_ERROR = 0.52
-_DOUBT = 0.5 / (1 - _POW_ERROR)
-_HIGH_HALF = -(1 << 27)  # mask of a double's upper 26 digits
+# Relative error allowed to the C library's powf before it rounds to float32 (glibc: 2^-33 for squares).
+_POWF_ERROR = 2.0**-30
 
 
 def scalar_square(x: Any) -> Any:
@@ -18,21 +15,20 @@ def scalar_square(x: Any) -> Any:
 
     For single numbers NumPy calls the C library's pow, whose last bit is not always that of the product: about 1 in
     1,000 differ. An array raised to an array of twos is no way out, since NumPy then has a power function of its own on
-    some processors (AVX-512). So the few squares whose rounding is in doubt are taken one by one.
+    some processors (AVX-512); `float_power` has none, and calls pow for each number. It knows no float32: there the few
+    squares whose rounding is in doubt are taken one by one.
 
     Args:
         x: float32 or float64, any shape.
     """
-    square = x * x
     if not isinstance(x, np.ndarray):
-        return square
-    if x.dtype == np.float64:  # the exact error of the product, after Dekker
-        high = (x.view(np.int64) & _HIGH_HALF).view(np.float64)
-        error = (high * high - square) + (x + high) * (x - high)
-    else:
-        error = x.astype(np.float64) ** 2 - square
-    in_doubt = (square + _DOUBT * error).astype(x.dtype, copy=False) != square
+        return x * x
+    if x.dtype == np.float64:
+        return np.float_power(x, 2.0)
+    exact = x.astype(np.float64)
+    exact *= exact
+    square = (exact * (1 - _POWF_ERROR)).astype(np.float32)
+    in_doubt = square != (exact * (1 + _POWF_ERROR)).astype(np.float32)
     if np.count_nonzero(in_doubt):
-        numbers = x[in_doubt]
-        square[in_doubt] = [number**2 for number in (numbers.tolist() if x.dtype == np.float64 else numbers)]
+        square[in_doubt] = [number**2 for number in x[in_doubt]]
     return square

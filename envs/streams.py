@@ -7,7 +7,7 @@ and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,11 @@ class LaneStreams:
     def __init__(self, lanes: int, size: int, low: Bound, high: Bound) -> None:
         self.size, self.low, self.high = size, low, high
         self._seeds: list[int | None] = [None] * lanes
-        # A lane without a generator has drawn one row from its seed's stream.
-        self._generators: list[np.random.Generator | None] = [None] * lanes
-        self._block = np.empty((lanes, _BLOCK, size))
-        self._next = np.full(lanes, _BLOCK)  # first unused row of a lane's block; _BLOCK when all are used
+        # Until a lane needs its generator: a PCG64 state, or None when it has drawn one row from its seed's stream.
+        self._generators: list[np.random.Generator | Mapping[str, Any] | None] = [None] * lanes
+        self._rows = np.empty((lanes * _BLOCK, size))  # one lane's block after the other
+        self._end = np.arange(1, lanes + 1) * _BLOCK  # where a lane's block ends
+        self._next = self._end.copy()  # first unused row of a lane's block; its end when all are used
 
     def seed(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Begin a new stream in each of the lanes; a lane whose seed is None goes on with its own."""
@@ -59,21 +60,20 @@ class LaneStreams:
                 first[seed] = lane
                 self._generators[lane] = seeding.np_random(seed)[0]
                 self._refill(lane)
-        self._block[copies, -1] = self._block[sources, 0]
-        self._next[copies] = _BLOCK - 1
+        last = self._end[copies] - 1
+        self._rows[last] = self._rows[self._end[sources] - _BLOCK]
+        self._next[copies] = last
 
     def starts(self, lanes: Array) -> Array:
         """Return the lanes' next start draws between `low` and `high`, [len(lanes), S]."""
-        row = self._next[lanes]
-        try:
-            draws = self._block[lanes, row]
-        except IndexError:  # a block is used up; looking for it beforehand would cost every call
-            for lane in lanes[row == _BLOCK].tolist():
+        rows = self._next[lanes]
+        used_up = rows == self._end[lanes]
+        if np.count_nonzero(used_up):
+            for lane in lanes[used_up].tolist():
                 self._refill(lane)
-            row = self._next[lanes]
-            draws = self._block[lanes, row]
-        self._next[lanes] = row + 1
-        return draws  # type: ignore[no-any-return]
+            rows = self._next[lanes]
+        self._next[lanes] = rows + 1
+        return self._rows.take(rows, axis=0)
 
     def uniform(self, lanes: Array, low: Bound, high: Bound, size: int) -> Array:
         """Return other draws of the lanes, [len(lanes), size]; what was drawn ahead is given back first."""
@@ -93,30 +93,43 @@ class LaneStreams:
         """Put every lane's stream where `get_state` found it."""
         unsigned = np.ascontiguousarray(words, dtype=np.int64).view(np.uint64)
         for lane, (a, b, c, d) in enumerate(unsigned.tolist()):
-            bits = np.random.PCG64(0)
-            number: Any = {"state": a << 64 | b, "inc": c << 64 | d}
-            bits.state = {"bit_generator": "PCG64", "state": number, "has_uint32": 0, "uinteger": 0}
-            self._generators[lane] = np.random.Generator(bits)
-        self._next[:] = _BLOCK
+            number = {"state": a << 64 | b, "inc": c << 64 | d}
+            self._generators[lane] = {"bit_generator": "PCG64", "state": number, "has_uint32": 0, "uinteger": 0}
+        self._next[:] = self._end
+
+    def fork(self, source: Array, target: Array) -> None:
+        """Make the streams of the lanes `target` go on as those of the lanes `source` will, apart from them."""
+        lanes = source.tolist()
+        seeds, generators = [self._seeds[lane] for lane in lanes], [self._generators[lane] for lane in lanes]
+        for lane, seed, rng in zip(target.tolist(), seeds, generators, strict=True):
+            self._seeds[lane] = seed
+            self._generators[lane] = rng.bit_generator.state if isinstance(rng, np.random.Generator) else rng
+        blocks = self._rows.reshape(-1, _BLOCK, self.size)
+        blocks[target] = blocks[source]
+        self._next[target] = self._next[source] - self._end[source] + self._end[target]
 
     def _generator(self, lane: int) -> np.random.Generator:
         rng = self._generators[lane]
-        if rng is None:
+        if not isinstance(rng, np.random.Generator):
+            position = rng
             rng = self._generators[lane] = seeding.np_random(self._seeds[lane])[0]
-            _move(rng, self.size)
+            if position is None:
+                _move(rng, self.size)
+            else:
+                rng.bit_generator.state = position
         return rng
 
     def _refill(self, lane: int) -> None:
-        self._block[lane] = self._generator(lane).uniform(self.low, self.high, (_BLOCK, self.size))
-        self._next[lane] = 0
+        begin = self._next[lane] = self._end[lane] - _BLOCK
+        self._rows[begin : begin + _BLOCK] = self._generator(lane).uniform(self.low, self.high, (_BLOCK, self.size))
 
     def _rewound(self, lane: int) -> np.random.Generator:
         """Return a lane's generator at the place in its stream where the scalar environment would be."""
         rng = self._generator(lane)
-        unused = _BLOCK - int(self._next[lane])
+        unused = int(self._end[lane] - self._next[lane])
         if unused:
             _move(rng, -unused * self.size)
-            self._next[lane] = _BLOCK
+            self._next[lane] = self._end[lane]
         return rng
 
 

@@ -334,7 +334,7 @@ def test_idle_lanes_are_not_stepped_and_the_others_are_as_ever(case, mode):
             assert_same_step([x[i : i + 1] for x in step[:4]], single[:4])
             if "final_obs" in single[4]:
                 np.testing.assert_array_equal(step[4]["final_obs"][i], single[4]["final_obs"][0])
-    assert all(env._steps[0] == ours._steps[i] for i, env in enumerate(alone))
+    assert ours.get_state()["steps"].tolist() == [env.get_state()["steps"][0] for env in alone]
 
 
 @each_case
@@ -415,6 +415,42 @@ def test_rows_of_a_state_make_a_group_from_one_mid_episode_state(case):
         obs, _, _, truncated, _ = envs.step(action)
         assert (obs == obs[0]).all()
         assert truncated.all() == (t == 12)  # the time limit counts on from the restored step
+
+
+@each_lively_case
+@each_mode
+def test_forked_lanes_go_on_as_their_sources(case, mode):
+    """A fork is the rows of a state put elsewhere: the lanes 3 and 0 into 1 and 3, at once."""
+    actions = case.actions(130, 4, seed=5)
+    forked, restored = case.make(4, 30, mode), case.make(4, 30, mode)
+    for envs in (forked, restored):
+        envs.reset(seed=[1, 1, 2, 3])
+        run(envs, actions[:50])
+    rows = [0, 3, 2, 0]
+    expected = restored.set_state({name: value[rows] for name, value in restored.get_state().items()})
+    np.testing.assert_array_equal(forked.fork(np.array([3, 0]), np.array([1, 3])), expected)
+    for action in actions[50:]:
+        action[3] = action[0]
+        (step,), (other,) = run(forked, [action]), run(restored, [action])
+        assert_same_step(step, other)
+        np.testing.assert_array_equal(step[0][0], step[0][3])  # with equal actions, through every reset
+        assert (step[0][0] != step[0][1]).any()
+
+
+def test_a_fork_copies_start_states_beyond_a_block_and_refuses_what_names_no_lane():
+    envs = CartPoleVectorEnv(3)
+    with pytest.raises(RuntimeError, match="call reset"):
+        envs.fork([0], [1])
+    envs.reset(seed=[4, 5, 5])
+    first, second = CartPoleEnv(), CartPoleEnv()
+    a, b = first.reset(seed=4)[0], second.reset(seed=5)[0]
+    obs = envs.fork([0, 2], [2, 0])
+    for _ in range(70):
+        np.testing.assert_array_equal(obs, np.stack([b, b, a]))
+        a, b, obs = first.reset()[0], second.reset()[0], envs.reset()[0]
+    for source, target in (([0], [3]), ([0], [-1]), ([0, 1], [2]), ([0, 1], [2, 2]), ([0.5], [1])):
+        with pytest.raises(ValueError, match="source|target"):
+            envs.fork(source, target)
 
 
 @each_case

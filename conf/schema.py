@@ -57,6 +57,7 @@ class LogConfig:
 class ScheduleConfig:
     name: str = key("constant", "the rule", choices=("constant", "linear", "exponential", "kl_driven"))
     final: float = key(0.0, "value at the end (linear), or in the limit (exponential)")
+    until: float = key(1.0, "share of the run at which `final` is reached (linear)", gt=0, le=1)
     rate: float = key(3.0, "k of exp(-k progress) (exponential)", gt=0)
     target: float = key(0.01, "KL at which the coefficient is 1 (kl_driven)", gt=0)
     floor: float = key(0.02, "lowest value (kl_driven)", gt=0)
@@ -116,7 +117,10 @@ class PPOConfig(AlgoConfig):
 
 @dataclass
 class GRPOConfig(AlgoConfig):
-    group_size: int = key(8, "episodes from one start state", ge=2)
+    group_size: int = key(8, "episodes from one state", ge=2)
+    groups: str = key(
+        "start", "what a group shares: a start state, or one in the middle of an episode", choices=("start", "vine")
+    )
     max_episode_steps: int | None = key(None, "time limit of an episode; null: the environment's own", ge=1)
 
 
@@ -252,6 +256,8 @@ def _ppo_problems(config: Config, algo: PPOConfig) -> Iterator[str]:
 
 
 def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
+    if algo.advantage == "vine" and algo.groups != "vine":
+        yield f"algo.advantage is vine and algo.groups is {algo.groups}; that advantage needs algo.groups=vine"
     if config.num_envs % algo.group_size:
         yield (
             f"num_envs is {config.num_envs}; with algo=grpo it must be a multiple of "

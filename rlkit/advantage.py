@@ -25,6 +25,7 @@ from rlkit.group_relative import (
     outcome,
     return_to_go,
     returns_to_go,
+    scaled,
     state_bins,
     summarise_groups,
     time_bins,
@@ -235,25 +236,54 @@ def _leave_one_out(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[T
     return _per_episode(leave_one_out(episode_return, group), rollout), to_go
 
 
+@estimator("vine", needs={GROUPS})
+def _vine(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    """A(s, a_i) = R_i - mean_g in the first row of each branch, s the state the group shares; the rest are probes.
+
+    Source: Schulman et al. 2015 (TRPO, section 5.2); Kazemnejad et al. 2024 (VinePPO). R_i is the discounted return
+    from s on. Needs `algo.groups=vine` to be of use beyond the first steps of episodes.
+    """
+    to_go, branch_return, group = _episodes(rollout, gamma)
+    advantage = torch.zeros_like(to_go)
+    advantage[0] = outcome(branch_return, group, scale=False) * rollout.valid[0]
+    return advantage, to_go
+
+
 @estimator("return_to_go", needs={GROUPS})
 def _return_to_go(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     to_go, _, group = _episodes(rollout, gamma)
     return return_to_go(to_go, group, rollout.valid), to_go
 
 
-@estimator("grouped_gae", needs={GROUPS})
-def _grouped_gae(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+BINS: dict[str, dict[str, Any]] = {"by": {"choices": ("time", "state", "scaled_state")}, "resolution": {"gt": 0}}
+
+
+def _state_bins(rollout: Rollout, by: str, resolution: float) -> Tensor | None:
+    """The bins of rows by their rounded state, in units of the observation or (scaled_state) of its deviation."""
+    if by == "time":
+        return None
+    obs = rollout.obs if by == "state" else scaled(rollout.obs, rollout.valid)
+    return state_bins(obs, resolution)
+
+
+@estimator("grouped_gae", needs={GROUPS}, **BINS)
+def _grouped_gae(
+    rollout: Rollout, gamma: float, gae_lambda: float, by: str = "time", resolution: float = 0.1
+) -> tuple[Tensor, Tensor]:
     to_go, _, group = _episodes(rollout, gamma)
     flags = (rollout.valid, rollout.ended)
-    return grouped_gae(rollout.reward, to_go, group, *flags, gamma, gae_lambda), to_go
+    bins = _state_bins(rollout, by, resolution)
+    return grouped_gae(rollout.reward, to_go, group, *flags, gamma, gae_lambda, bins), to_go
 
 
-@estimator("binned", needs={GROUPS}, by={"choices": ("time", "state")}, resolution={"gt": 0})
+@estimator("binned", needs={GROUPS}, **BINS)
 def _binned(
     rollout: Rollout, gamma: float, gae_lambda: float, by: str = "time", resolution: float = 0.1
 ) -> tuple[Tensor, Tensor]:
     to_go, _, group = _episodes(rollout, gamma)
-    bins = time_bins(group, len(to_go)) if by == "time" else state_bins(rollout.obs, resolution)
+    bins = _state_bins(rollout, by, resolution)
+    if bins is None:
+        bins = time_bins(group, len(to_go))
     return binned(to_go, bins, group, rollout.valid), to_go
 
 

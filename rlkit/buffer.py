@@ -40,8 +40,8 @@ class Rollout:
     terminated: Tensor  # bool [T, M, N]
     truncated: Tensor  # bool [T, M, N]
     valid: Tensor  # bool [T, M, N]
-    offset: Tensor | None = None  # [T, M, N, A]: what exploration added to the behaviour distribution's parameters
     group: Tensor | None = None  # int64 [M, N]: the group of each environment's episode
+    offset: Tensor | None = None  # [T, M, N, A]: what exploration added to the behaviour distribution's parameters
     value: Tensor | None = None  # [T, M, N] V(obs), where a critic exists
     final_value: Tensor | None = None  # [T, M, N] V(final_obs) where it is filled
     advantage: Tensor | None = None  # [T, M, N]

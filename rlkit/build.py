@@ -23,6 +23,7 @@ from rlkit.conf.schema import (
     AlgoConfig,
     Config,
     ConfigError,
+    GRPOConfig,
     PPOConfig,
     ScheduleConfig,
     allowed,
@@ -210,11 +211,15 @@ def build_learner(config: Config) -> Learner:
             horizon=horizon or DEFAULT_TIME_LIMIT,
             clip_high=algo.clip_high,
         )
-        size = algo.num_steps if isinstance(algo, PPOConfig) else getattr(algo, "group_size", 0)
-        exploration = _exploration(config, policy, streams)
+        exploration = _exploration(config, policy)
         if exploration is not None:
             schedules["exploration"] = exploration.scale
-        collector = recipe.collector(envs, actions, streams, size, exploration)
+        shape: dict[str, Any] = {}
+        if isinstance(algo, PPOConfig):
+            shape = {"num_steps": algo.num_steps}
+        elif isinstance(algo, GRPOConfig):
+            shape = {"group_size": algo.group_size, "groups": algo.groups}
+        collector = recipe.collector(envs, actions, streams, exploration=exploration, **shape)
     except ValueError as error:
         envs.close()
         raise ConfigError(str(error)) from error
@@ -274,7 +279,7 @@ def _schedule(config: ScheduleConfig, initial: float, members: int) -> Schedule:
     return rule(initial, members, **{k: v for k, v in asdict(config).items() if k in wanted})
 
 
-def _exploration(config: Config, policy: Policy, streams: Streams) -> Exploration | None:
+def _exploration(config: Config, policy: Policy) -> Exploration | None:
     """The chosen exploration; its scale is a schedule that the learner calls."""
     c = config.exploration
     if c.name == "none":
@@ -283,7 +288,7 @@ def _exploration(config: Config, policy: Policy, streams: Streams) -> Exploratio
     own = {key: value for key, value in asdict(c).items() if key in inspect.signature(kind).parameters}
     own["scale"] = _schedule(c.schedule, c.scale, config.members)
     return kind(
-        streams=streams,
+        members=config.members,
         num_envs=config.num_envs,
         obs_size=policy.obs_size,
         action_size=policy.action_size,

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rlkit.normalize import Normalizer
 from rlkit.schedules import Schedule
-from rlkit.streams import Purpose, Streams
 
 
 class Exploration(ABC):
@@ -26,21 +25,21 @@ class Exploration(ABC):
 
     Args:
         scale: schedule of the offset's standard deviation, in nats of logit (discrete) or units of raw action.
-        streams: the members' random streams.
+        members: M.
         num_envs: N.
         obs_size: D.
         action_size: A.
     """
 
-    def __init__(self, scale: Schedule, streams: Streams, num_envs: int, obs_size: int, action_size: int) -> None:
-        self.scale, self.streams = scale, streams
-        self.shape = (streams.members, num_envs)
+    def __init__(self, scale: Schedule, members: int, num_envs: int, obs_size: int, action_size: int) -> None:
+        self.scale = scale
+        self.shape = (members, num_envs)
         self.obs_size, self.action_size = obs_size, action_size
         self.rngs: list[np.random.Generator] = []
 
-    def begin(self, iteration: int) -> None:
-        """Open the streams of an iteration."""
-        self.rngs = self.streams.open(Purpose.EXPLORATION, iteration)
+    def begin(self, rngs: list[np.random.Generator]) -> None:
+        """Draw from these generators, one for each member, from now on."""
+        self.rngs = rngs
 
     @abstractmethod
     def restart(self, lanes: np.ndarray) -> None:
@@ -72,9 +71,9 @@ class LinearExploration(Exploration):
     2010) whose ratio is exact. x has statistics of its own, whether or not the policy normalises.
     """
 
-    def __init__(self, scale: Schedule, streams: Streams, num_envs: int, obs_size: int, action_size: int) -> None:
-        super().__init__(scale, streams, num_envs, obs_size, action_size)
-        self.statistics = Normalizer(streams.members, obs_size)
+    def __init__(self, scale: Schedule, members: int, num_envs: int, obs_size: int, action_size: int) -> None:
+        super().__init__(scale, members, num_envs, obs_size, action_size)
+        self.statistics = Normalizer(members, obs_size)
         self.weight = np.zeros((*self.shape, obs_size, action_size), np.float32)
 
     def restart(self, lanes: np.ndarray) -> None:
@@ -112,13 +111,13 @@ class CorrelatedExploration(Exploration):
     def __init__(
         self,
         scale: Schedule,
-        streams: Streams,
+        members: int,
         num_envs: int,
         obs_size: int,
         action_size: int,
         time_constant: float = 10.0,
     ) -> None:
-        super().__init__(scale, streams, num_envs, obs_size, action_size)
+        super().__init__(scale, members, num_envs, obs_size, action_size)
         self.rho = math.exp(-1.0 / time_constant)
         self.z = np.zeros((*self.shape, action_size), np.float32)
         self.fresh = np.ones(self.shape, bool)  # an episode begins

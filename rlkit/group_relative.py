@@ -49,6 +49,24 @@ def summarise_groups(x: Tensor, group: Tensor, valid: Tensor) -> GroupSummary:
     return GroupSummary(count, total, low >= high)
 
 
+def summarise_bins(x: Tensor, bins: Tensor, valid: Tensor) -> GroupSummary:
+    """Summarise x over bins that may hold rows of any time and environment of a member; all [T, M, N].
+
+    Args:
+        bins: int64, ids from 0 within each member.
+    """
+    time, members, envs = x.shape
+
+    def by_member(y: Tensor) -> Tensor:  # [T, M, N] -> [M, T*N]
+        return y.transpose(0, 1).reshape(members, time * envs)
+
+    def back(y: Tensor) -> Tensor:
+        return y.view(members, time, envs).transpose(0, 1)
+
+    summary = summarise_groups(*map(by_member, (x, bins, valid)))
+    return GroupSummary(back(summary.count), back(summary.total), back(summary.degenerate))
+
+
 def centre(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     """x minus its mean over the valid members of the group; zero where they are all equal, and where not valid.
 
@@ -122,7 +140,14 @@ def return_to_go(to_go: Tensor, group: Tensor, valid: Tensor, epsilon: float = 1
 
 
 def grouped_gae(
-    reward: Tensor, to_go: Tensor, group: Tensor, valid: Tensor, ended: Tensor, gamma: float, gae_lambda: float
+    reward: Tensor,
+    to_go: Tensor,
+    group: Tensor,
+    valid: Tensor,
+    ended: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    bins: Tensor | None = None,
 ) -> Tensor:
     """Generalised advantage estimation on a value that the group itself gives (after Zhu et al. 2026, GAGPO).
 
@@ -134,21 +159,31 @@ def grouped_gae(
     delta is computed, as centred targets. It is exactly zero where all targets are equal and for a member alone in its
     group; hence A is, where that holds from t on, as in a group of equal episodes.
 
+    With `bins`, V(s) is the mean of G over all rows in the bin of s, and targets are centred within the bin: a value
+    that depends on the state, for episodes that share no more than their start. Rows of a group whose returns-to-go
+    are all equal at t keep an advantage of zero.
+
     Args:
         reward: [T, M, N].
         to_go: G_t, [T, M, N], over recorded steps without bootstrap (`returns_to_go`).
         group: int64 [M, N].
         valid, ended: bool [T, M, N].
         gamma, gae_lambda: in [0, 1].
+        bins: int64 [T, M, N], ids from 0 within each member (`state_bins`); None: one for each (group, t).
 
     Returns:
         A, [T, M, N], in units of return.
     """
-    value = summarise_groups(to_go, group, valid).mean
+    members = summarise_groups(to_go, group, valid)
+    value = members.mean if bins is None else summarise_bins(to_go, bins, valid).mean
     goes_on = torch.cat([valid[1:], torch.zeros_like(valid[:1])]) & ~ended
     following = torch.cat([value[1:], torch.zeros_like(value[:1])]).masked_fill(~goes_on, 0.0)
-    delta = centre(reward + gamma * following, group, valid)
-    return returns_to_go(delta, valid, ended, gamma * gae_lambda)
+    target = reward + gamma * following
+    if bins is None:
+        return returns_to_go(centre(target, group, valid), valid, ended, gamma * gae_lambda)
+    summary = summarise_bins(target, bins, valid)
+    delta = (target - summary.mean).masked_fill(summary.degenerate | ~valid, 0.0)
+    return returns_to_go(delta, valid, ended, gamma * gae_lambda).masked_fill(members.degenerate, 0.0)
 
 
 def binned(to_go: Tensor, bins: Tensor, group: Tensor, valid: Tensor) -> Tensor:
@@ -165,15 +200,9 @@ def binned(to_go: Tensor, bins: Tensor, group: Tensor, valid: Tensor) -> Tensor:
         group: int64 [M, N].
         valid: bool [T, M, N].
     """
-    time, members, envs = to_go.shape
-
-    def by_member(x: Tensor) -> Tensor:  # [T, M, N] -> [M, T*N]
-        return x.transpose(0, 1).reshape(members, time * envs)
-
-    summary = summarise_groups(*map(by_member, (to_go, bins, first_visits(bins, valid))))
-    centred = by_member(to_go) - summary.mean
-    advantage = centred.masked_fill(summary.degenerate, 0.0).view(members, time, envs).transpose(0, 1)
-    return advantage.masked_fill(summarise_groups(to_go, group, valid).degenerate | ~valid, 0.0)
+    summary = summarise_bins(to_go, bins, first_visits(bins, valid))
+    nothing = summary.degenerate | summarise_groups(to_go, group, valid).degenerate | ~valid
+    return (to_go - summary.mean).masked_fill(nothing, 0.0)
 
 
 def time_bins(group: Tensor, time: int) -> Tensor:
@@ -188,6 +217,15 @@ def state_bins(obs: Tensor, resolution: float) -> Tensor:
         level = number.unique(return_inverse=True)[1]
         bins = (bins * (level.max() + 1) + level).unique(return_inverse=True)[1]
     return bins
+
+
+def scaled(obs: Tensor, valid: Tensor) -> Tensor:
+    """Observations [T, M, N, D] over their standard deviation among the valid rows [T, M, N] of each member."""
+    rows = valid[..., None].to(obs.dtype)
+    count = rows.sum((0, 2), keepdim=True).clamp(min=1.0)
+    mean = (obs * rows).sum((0, 2), keepdim=True) / count
+    std = (((obs - mean) * rows) ** 2).sum((0, 2), keepdim=True).div(count).sqrt()
+    return obs / std.clamp(min=1e-8)
 
 
 def first_visits(bins: Tensor, valid: Tensor) -> Tensor:

@@ -47,14 +47,14 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """v = initial + (final - initial) t, t the progress."""
+    """v = initial + (final - initial) min(t / until, 1), t the progress, until in (0, 1]."""
 
-    def __init__(self, initial: float, members: int, final: float = 0.0) -> None:
+    def __init__(self, initial: float, members: int, final: float = 0.0, until: float = 1.0) -> None:
         super().__init__(initial, members)
-        self.final = final
+        self.final, self.until = final, until
 
     def compute(self, progress: Tensor, metrics: Metrics) -> Tensor:
-        return self.initial + (self.final - self.initial) * progress.clamp(0.0, 1.0)
+        return self.initial + (self.final - self.initial) * (progress / self.until).clamp(0.0, 1.0)
 
 
 class Exponential(Schedule):

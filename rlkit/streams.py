@@ -21,6 +21,9 @@ class Purpose(IntEnum):
     EVALUATION = 4  # start states of evaluation episodes
     EVALUATION_ACTION = 5  # action noise of the stochastic evaluation
     EXPLORATION = 6  # offsets of the behaviour distribution
+    BRANCH = 7  # the step of a trunk at which a vine branches
+    TRUNK_ACTION = 8  # action noise of trunks
+    TRUNK_EXPLORATION = 9  # offsets of trunks
 
 
 class Streams:

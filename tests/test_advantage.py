@@ -28,7 +28,7 @@ from rlkit.advantage import (
 from rlkit.aggregation import AGGREGATIONS
 from rlkit.buffer import Rollout
 from rlkit.build import ConfigError, to_config
-from rlkit.group_relative import first_visits, state_bins, summarise_groups, time_bins
+from rlkit.group_relative import first_visits, scaled, state_bins, summarise_groups, time_bins
 from rlkit.train import compose
 
 
@@ -36,7 +36,10 @@ def that_can_use(what: str) -> dict[str, Estimator]:
     return {name: estimator for name, estimator in sorted(ESTIMATORS.items()) if what in estimator.needs}
 
 
-GROUP_RELATIVE = {**that_can_use(GROUPS), "binned by state": ESTIMATORS["binned"].given(by="state", resolution=1.0)}
+GROUP_RELATIVE = {
+    **that_can_use(GROUPS),
+    **{f"{name} by state": ESTIMATORS[name].given(by="state", resolution=1.0) for name in ("binned", "grouped_gae")},
+}
 CRITIC_BASED = that_can_use(CRITIC)
 
 
@@ -404,6 +407,25 @@ def test_grouped_gae_sums_to_zero_over_the_members_alive(seed: int, gae_lambda: 
     torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("gae_lambda", "expected"),
+    [
+        # gamma 1; returns-to-go 3, 2 in environment 0 and 4, 3, 1 in environment 1; places 0, 1 and 1, 0, 0
+        # V(0) = (3 + 3 + 1) / 3 = 7/3, V(1) = (2 + 4) / 2 = 3
+        # targets: 1 + 3 = 4, 2 | 1 + 7/3 = 10/3, 2 + 7/3 = 13/3, 1; their means: place 0 28/9, place 1 8/3;
+        # environment 1 is alone at t = 2, where its delta of -19/9 counts for the rows before it
+        (0.0, [[8 / 9, -2 / 3], [2 / 3, 11 / 9, 0]]),
+        (1.0, [[2 / 9, -2 / 3], [-2 / 9, -8 / 9, 0]]),
+    ],
+)
+def test_grouped_gae_by_state_by_hand(gae_lambda: float, expected: list[list[float]]) -> None:
+    rollout = episodes([[[1, 2], [1, 2, 1]]], [[0, 0]])
+    rollout.obs[:, 0, :, 0] = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    advantage, _ = ESTIMATORS["grouped_gae"].given(by="state", resolution=1.0)(rollout, 1.0, gae_lambda)
+    for n, lane in enumerate(expected):
+        torch.testing.assert_close(advantage[: len(lane), 0, n], torch.tensor(lane))
+
+
 def test_grouped_gae_tells_equal_returns_by_different_paths_apart_below_lambda_1() -> None:
     # gamma 1: to go 1 0 | 1 1, means 1 and .5; delta_0 = 1+.5-1 | 0+.5-1
     rollout = episodes([[[1, 0], [0, 1]]], [[0, 0]])
@@ -488,6 +510,18 @@ def test_state_bins_round_every_number_of_an_observation() -> None:
     assert bins[2] == bins[3]
     assert len({bins[0], bins[2], bins[4], bins[5]}) == 4
     assert min(bins) == 0
+
+
+def test_a_scaled_state_is_measured_in_deviations_of_the_members_own_rows() -> None:
+    obs = torch.zeros(2, 2, 2, 1)
+    obs[:, 0, :, 0] = torch.tensor([[1.0, 3.0], [1.0, 3.0]])  # deviation 1
+    obs[:, 1, :, 0] = torch.tensor([[10.0, 30.0], [30.0, 999.0]])  # of the three valid rows: sqrt(800 / 9)
+    valid = torch.ones(2, 2, 2, dtype=torch.bool)
+    valid[1, 1, 1] = False
+    result = scaled(obs, valid)
+    assert result[:, 0, :, 0].tolist() == [[1, 3], [1, 3]]
+    torch.testing.assert_close(result[0, 1, :, 0], torch.tensor([10.0, 30.0]) * 3 / 800**0.5)
+    assert scaled(torch.full((1, 1, 2, 1), 2.0), valid[:1, :1]).isfinite().all()  # a number that never changes
 
 
 def test_first_visits_by_hand() -> None:
@@ -603,7 +637,9 @@ def test_what_lies_in_rows_that_are_not_valid_changes_nothing(name: str) -> None
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["return_to_go", "grouped_gae", "binned", "binned by state", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["return_to_go", "grouped_gae", "grouped_gae by state", "binned", "binned by state", "mixed"]
+)
 def test_a_member_alone_in_its_group_at_a_step_has_no_advantage_there(name: str) -> None:
     rollout = random_rollout(7)
     assert rollout.group is not None
@@ -687,7 +723,7 @@ def test_weights_of_a_window_that_cuts_episodes(name: str, first: list[float], s
 
 
 def test_find_estimator() -> None:
-    names = "gae n_step mixed outcome outcome_no_std leave_one_out return_to_go grouped_gae binned"
+    names = "gae n_step mixed outcome outcome_no_std leave_one_out return_to_go grouped_gae binned vine"
     assert set(names.split()) <= set(ESTIMATORS)
     assert find_estimator("gae") is ESTIMATORS["gae"]
     assert find_estimator("rlkit.advantage:_outcome") is ESTIMATORS["outcome"]
@@ -717,9 +753,13 @@ def test_a_function_of_ones_own_takes_arguments_and_serves_both_algorithms() -> 
 
 
 CHOICES = [("ppo", [f"algo.advantage={name}"]) for name in CRITIC_BASED]
-CHOICES += [("grpo", [f"algo.advantage={name}"]) for name in that_can_use(GROUPS)]
+CHOICES += [("grpo", [f"algo.advantage={name}"]) for name in that_can_use(GROUPS) if name != "vine"]
+CHOICES += [("grpo", ["algo.advantage=vine", "algo.groups=vine"])]
 CHOICES += [("ppo", ["algo.advantage=n_step", "+algo.advantage_args.n=2"])]
-CHOICES += [("grpo", ["algo.advantage=binned", "+algo.advantage_args={by: state, resolution: 0.2}"])]
+CHOICES += [
+    ("grpo", [f"algo.advantage={name}", "+algo.advantage_args={by: state, resolution: 0.2}"])
+    for name in ("binned", "grouped_gae")
+]
 
 
 @pytest.mark.parametrize(("algo", "overrides"), CHOICES, ids=str)

@@ -13,7 +13,6 @@ from rlkit.buffer import Batch, Rollout, flatten
 from rlkit.exploration import CorrelatedExploration, LinearExploration
 from rlkit.loop import Learner
 from rlkit.schedules import Constant
-from rlkit.streams import Streams
 
 KINDS = ("linear", "correlated")
 ENVS = ("CartPole", "Pendulum")  # logits, mean
@@ -121,9 +120,13 @@ def test_linear_goes_on_from_window_to_window():
     assert (var > 0).all()
 
 
+def generators(members: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(seed) for seed in range(members)]
+
+
 def test_linear_offsets_have_the_standard_deviation_scale():
-    explore = LinearExploration(Constant(3.0, 2), Streams([0, 1]), 4000, 6, 2)
-    explore.begin(0)
+    explore = LinearExploration(Constant(3.0, 2), 2, 4000, 6, 2)
+    explore.begin(generators(2))
     explore.restart(np.ones(8000, bool))
     obs = torch.randn(2, 4000, 6, generator=torch.Generator().manual_seed(0))
     assert explore.offset(obs).std().item() == pytest.approx(3.0, rel=0.03)
@@ -131,8 +134,8 @@ def test_linear_offsets_have_the_standard_deviation_scale():
 
 @pytest.mark.parametrize("time_constant", [2.0, 10.0])
 def test_correlated_offsets_are_a_stationary_process_of_the_given_time_constant(time_constant):
-    explore = CorrelatedExploration(Constant(2.0, 1), Streams([3]), 2000, 1, 1, time_constant)
-    explore.begin(0)
+    explore = CorrelatedExploration(Constant(2.0, 1), 1, 2000, 1, 1, time_constant)
+    explore.begin(generators(1))
     z = torch.stack([explore.offset(torch.zeros(1, 2000, 1)) for _ in range(30)])[:, 0, :, 0] / 2.0  # [T, N]
     assert z.std(1).numpy() == pytest.approx(np.ones(30), abs=0.06)
     for lag in (1, 5, 10):
@@ -141,8 +144,8 @@ def test_correlated_offsets_are_a_stationary_process_of_the_given_time_constant(
 
 
 def test_correlated_noise_forgets_the_episode_before():
-    explore = CorrelatedExploration(Constant(1.0, 1), Streams([3]), 4000, 1, 1, time_constant=1e6)
-    explore.begin(0)
+    explore = CorrelatedExploration(Constant(1.0, 1), 1, 4000, 1, 1, time_constant=1e6)
+    explore.begin(generators(1))
     obs = torch.zeros(1, 4000, 1)
     before = explore.offset(obs)
     half = np.arange(4000) < 2000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gymnasium.vector import AutoresetMode
 
-from rlkit.collect import ActionMap, Episodes
+from rlkit.collect import ActionMap, Episodes, Vines
 from rlkit.envs import MaskedVectorEnv
 from rlkit.exploration import Exploration
 from rlkit.link import Chain
@@ -30,9 +30,11 @@ class GRPO:
         streams: Streams,
         group_size: int,
         exploration: Exploration | None = None,
+        groups: str = "start",
     ) -> Episodes:
-        """Play one episode in each environment, `group_size` of them from each start state."""
-        return Episodes(envs, actions, streams, group_size, exploration)
+        """Play one episode in each environment, `group_size` of them from each start state, or from midway (vine)."""
+        kind = {"start": Episodes, "vine": Vines}[groups]
+        return kind(envs, actions, streams, group_size, exploration)
 
     @staticmethod
     def chain(

@@ -35,6 +35,14 @@ class Log(Protocol):
     def message(self, text: str) -> None: ...
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation during training."""
+
+    elapsed: int  # steps of the member that made most, as `Session.elapsed`
+    returns: Tensor  # [M] mean return of the deterministic policy
+
+
 @dataclass
 class Clock:
     """Due each time the steps pass a multiple of `every`; never if `every` is 0."""
@@ -90,6 +98,7 @@ class Session:
         threshold: return at which the environment counts as solved, or None.
         stop_when_solved: freeze a member that held the threshold in two evaluations.
         about: what the summary says of the run before its results.
+        on_evaluation: called after each evaluation during training; what it raises ends the training.
     """
 
     learner: Learner
@@ -103,6 +112,7 @@ class Session:
     threshold: float | None
     stop_when_solved: bool
     about: dict[str, Any] = field(default_factory=dict)
+    on_evaluation: Callable[[Evaluation], None] | None = None
     solved_at: list[int | None] = field(init=False)
     peak: Tensor = field(init=False)  # [M] best evaluation so far
 
@@ -166,6 +176,8 @@ class Session:
         returns = self.evaluator(learner.policy, self.eval_episodes).mean(1)
         self.peak = torch.maximum(self.peak, returns.float())
         self.logger.log(learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
+        if self.on_evaluation is not None:
+            self.on_evaluation(Evaluation(self.elapsed, returns))
         if self.threshold is None:
             return
         for m, (ret, steps) in enumerate(zip(returns.tolist(), learner.env_steps.tolist(), strict=True)):

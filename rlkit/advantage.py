@@ -6,6 +6,7 @@ The pure functions take tensors [T, M, N]: those that read a critic are here, th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -65,6 +66,11 @@ class Estimator:
 
     def __call__(self, rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
         return self.function(rollout, gamma, gae_lambda, **self.arguments)
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The arguments it takes, by name."""
+        return dict(list(inspect.signature(self.function).parameters.items())[3:])  # after rollout, gamma, gae_lambda
 
     def given(self, **arguments: Any) -> Estimator:
         """Return the estimator with arguments of its own."""

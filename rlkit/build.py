@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -92,14 +92,18 @@ def _recipe_problems(config: Config) -> Iterator[str]:
             f"with algo={algo.name} it must be one of {', '.join(fitting)}"
         )
     else:
-        yield from _argument_problems(algo.advantage, estimator, algo.advantage_args)
+        tuned = choice("tuned", f"{config.env.name}_{algo.name}").get("algo", {}).get("advantage_args", {})
+        yield from _argument_problems(algo.advantage, estimator, algo.advantage_args, tuned)
 
 
-def _argument_problems(name: str, estimator: Estimator, arguments: dict[str, Any]) -> Iterator[str]:
-    parameters = inspect.signature(estimator.function).parameters
-    wanted = dict(list(parameters.items())[3:])  # those after rollout, gamma, gae_lambda
+def _argument_problems(
+    name: str, estimator: Estimator, arguments: dict[str, Any], tuned: Mapping[str, Any]
+) -> Iterator[str]:
+    wanted = estimator.parameters
     for key, value in arguments.items():
         bounds = estimator.bounds.get(key, {})
+        if key not in wanted and tuned.get(key) == value:
+            continue  # of the tuned settings' estimator, where the command line chose another
         if key not in wanted:
             takes = ", ".join(wanted) or "none"
             yield f"algo.advantage_args.{key} is {value!r}, but {name} has no argument {key}; it takes {takes}"
@@ -228,7 +232,7 @@ def build_learner(config: Config) -> Learner:
         optimizer=optimizer,
         chain=chain,
         collector=collector,
-        estimator=find_estimator(algo.advantage).given(**algo.advantage_args),
+        estimator=_estimator(algo),
         schedules=schedules,
         settings=settings,
         streams=streams,
@@ -277,6 +281,12 @@ def _schedule(config: ScheduleConfig, initial: float, members: int) -> Schedule:
     rule: Callable[..., Schedule] = SCHEDULES[config.name]
     wanted = inspect.signature(rule).parameters
     return rule(initial, members, **{k: v for k, v in asdict(config).items() if k in wanted})
+
+
+def _estimator(algo: AlgoConfig) -> Estimator:
+    """The chosen estimator with those of the arguments that are its own."""
+    estimator = find_estimator(algo.advantage)
+    return estimator.given(**{k: v for k, v in algo.advantage_args.items() if k in estimator.parameters})
 
 
 def _exploration(config: Config, policy: Policy) -> Exploration | None:

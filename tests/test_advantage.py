@@ -27,7 +27,7 @@ from rlkit.advantage import (
 )
 from rlkit.aggregation import AGGREGATIONS
 from rlkit.buffer import Rollout
-from rlkit.build import ConfigError, to_config
+from rlkit.build import ConfigError, build_learner, to_config
 from rlkit.group_relative import first_visits, scaled, state_bins, summarise_groups, time_bins
 from rlkit.train import compose
 
@@ -750,6 +750,18 @@ def test_a_function_of_ones_own_takes_arguments_and_serves_both_algorithms() -> 
     config = ["tuned=none", f"algo.advantage={__name__}:twice_the_return", "+algo.advantage_args.factor=3"]
     for algo in ("ppo", "grpo"):
         assert to_config(compose([f"algo={algo}", *config])[0]).algo.advantage_args == {"factor": 3}
+
+
+def test_arguments_of_the_tuned_estimator_do_not_hinder_another() -> None:
+    tuned, _ = compose(["env=Pendulum", "algo=grpo"])
+    assert to_config(tuned).algo.advantage_args == {"by": "scaled_state", "resolution": 0.3}
+    other, _ = compose(["env=Pendulum", "algo=grpo", "algo.advantage=outcome", "total_steps=6400", "num_envs=32"])
+    learner = build_learner(to_config(other))
+    assert learner.estimator.arguments == {}
+    learner.collector.close()
+    own, _ = compose(["env=Pendulum", "algo=grpo", "algo.advantage=outcome", "algo.advantage_args.by=state"])
+    with pytest.raises(ConfigError, match="outcome has no argument by"):
+        to_config(own)
 
 
 CHOICES = [("ppo", [f"algo.advantage={name}"]) for name in CRITIC_BASED]

@@ -85,7 +85,8 @@ class LinearExploration(Exploration):
     def offset(self, obs: Tensor) -> Tensor:
         x = self.statistics(obs)[..., None, :]  # [M, N, 1, D]
         scale = self.scale.value[:, None, None] / math.sqrt(self.obs_size)
-        return (x @ torch.from_numpy(self.weight))[..., 0, :] * scale
+        offset: Tensor = (x @ torch.from_numpy(self.weight))[..., 0, :] * scale
+        return offset
 
     def observe(self, obs: Tensor, valid: Tensor) -> None:
         self.statistics.update(obs, valid)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gymnasium.vector import AutoresetMode
 
-from rlkit.collect import ActionMap, Episodes, Vines
+from rlkit.collect import ActionMap, Episodes
 from rlkit.envs import MaskedVectorEnv
 from rlkit.exploration import Exploration
 from rlkit.link import Chain
@@ -15,6 +15,7 @@ from rlkit.schedules import Schedule
 from rlkit.stabilizers.entropy import Entropy
 from rlkit.stabilizers.surrogate import Surrogate
 from rlkit.streams import Streams
+from rlkit.vine import Vines
 
 
 class GRPO:

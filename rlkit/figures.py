@@ -245,7 +245,7 @@ def overview(groups: Sequence[Group]) -> Figure:
         for line, env in zip(grid, envs, strict=True):
             for axis, (name, title) in zip(line, OVERVIEW.items(), strict=True):
                 curves(axis, [group for group in groups if group.env == env], name, looks(groups))
-                axis.set_title(title if len(envs) == 1 or name != "eval/return" else f"{env}: {title.lower()}")
+                axis.set_title(title if len(envs) == 1 or name != "eval/return" else f"{env}: return")
         _legend(figure, grid[0, 0])
     return figure
 

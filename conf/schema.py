@@ -54,18 +54,18 @@ class LogConfig:
 
 
 @dataclass
-class ScheduleConfig:
-    name: str = key("constant", "the rule", choices=("constant", "linear", "exponential", "kl_driven"))
+class AnnealConfig:
+    name: str = key("linear", "the rule", choices=("constant", "linear", "exponential"))
     final: float = key(0.0, "value at the end (linear), or in the limit (exponential)")
     until: float = key(1.0, "share of the run at which `final` is reached (linear)", gt=0, le=1)
     rate: float = key(3.0, "k of exp(-k progress) (exponential)", gt=0)
-    target: float = key(0.01, "KL at which the coefficient is 1 (kl_driven)", gt=0)
-    floor: float = key(0.02, "lowest value (kl_driven)", gt=0)
 
 
 @dataclass
-class AnnealConfig(ScheduleConfig):
-    name: str = key("linear", "the rule", choices=("constant", "linear", "exponential"))
+class ScheduleConfig(AnnealConfig):
+    name: str = key("constant", "the rule", choices=("constant", "linear", "exponential", "kl_driven"))
+    target: float = key(0.01, "KL at which the coefficient is 1 (kl_driven)", gt=0)
+    floor: float = key(0.02, "lowest value (kl_driven)", gt=0)
 
 
 @dataclass

@@ -21,11 +21,11 @@ from rlkit.algos import ALGORITHMS
 from rlkit.conf.schema import (
     ALGO_SCHEMAS,
     AlgoConfig,
+    AnnealConfig,
     Config,
     ConfigError,
     GRPOConfig,
     PPOConfig,
-    ScheduleConfig,
     allowed,
     choice,
     problems,
@@ -277,7 +277,7 @@ def make_policy(config: Config, obs_size: int, actions: Any, streams: Streams) -
     )
 
 
-def _schedule(config: ScheduleConfig, initial: float, members: int) -> Schedule:
+def _schedule(config: AnnealConfig, initial: float, members: int) -> Schedule:
     rule: Callable[..., Schedule] = SCHEDULES[config.name]
     wanted = inspect.signature(rule).parameters
     return rule(initial, members, **{k: v for k, v in asdict(config).items() if k in wanted})

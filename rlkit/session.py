@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlkit.evaluate import Evaluator
+from rlkit.files import write_text
 from rlkit.keepers import checkpoint
 from rlkit.loop import Learner
 
@@ -133,7 +134,7 @@ class Session:
             self._save()
             summary = {**self.about, **self._summary(interrupted=interrupt.requested)}
         summary["wall_seconds"] = round(time.perf_counter() - began, 3)
-        write_json(self.folder / "summary.json", summary)
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> None:
@@ -224,10 +225,3 @@ class Session:
         if bool(self.learner.frozen[member]):
             return "solved"
         return "interrupted" if interrupted and bool(self.learner.running[member]) else "finished"
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(path)

@@ -27,6 +27,7 @@ from rlkit import __version__
 from rlkit.build import reward_threshold
 from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import ConfigError
+from rlkit.files import write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.search_space import Plan
 from rlkit.session import FINAL_EPISODES, Evaluation, Session
@@ -270,10 +271,10 @@ class Study:
         for row in map(_row, self._trials(*STATES)):
             parameters = [as_yaml(row.parameters[key]) if key in row.parameters else "" for key in self.plan.space]
             writer.writerow([row.number, row.state, row.value, row.seconds, row.steps, row.reason, *parameters])
-        _replace(self.folder / "trials.csv", table.getvalue())
+        write_text(self.folder / "trials.csv", table.getvalue())
         best = self.best()
         if best is not None:
-            _replace(self.folder / "best.yaml", self._tuned(best))
+            write_text(self.folder / "best.yaml", self._tuned(best))
 
     def _tuned(self, best: Row) -> str:
         """The settings of a trial in the form of a file of conf/tuned/."""
@@ -317,10 +318,3 @@ def _alive(process: int) -> bool:
     except PermissionError:  # it is someone else's
         return True
     return True
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

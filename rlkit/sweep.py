@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rlkit.conf.schema import ConfigError
+from rlkit.files import write_text
 from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, _literal, complain
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Outcome:
         """Write the outcome into the sweep's folder, whole."""
         records = sweep / RECORDS
         records.mkdir(exist_ok=True)
-        _write(records / f"{self.job}.json", json.dumps(asdict(self)))
+        write_text(records / f"{self.job}.json", json.dumps(asdict(self)))
 
 
 def check_launcher(arguments: Sequence[str]) -> None:
@@ -218,13 +219,6 @@ def _outcomes(folder: Path) -> list[Outcome]:
     return sorted(found, key=lambda outcome: outcome.job)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def _write_table(outcomes: list[Outcome], path: Path) -> None:
     """Write a row for each job."""
     from io import StringIO
@@ -233,7 +227,7 @@ def _write_table(outcomes: list[Outcome], path: Path) -> None:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(field.name for field in fields(Outcome))
     rows.writerows((asdict(outcome) | {"overrides": outcome.command}).values() for outcome in outcomes)
-    _write(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
 def _print_table(outcomes: list[Outcome], folder: Path) -> None:

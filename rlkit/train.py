@@ -280,10 +280,13 @@ Choices:
 
 def help_page() -> str:
     """The text of `--help`: examples, the choices of each group, every key."""
+    import textwrap
+
     from rlkit.conf.schema import help_text, options
 
     groups = "\n".join(
-        f"  {group:<12} {', '.join(options(group))}" for group in ("env", "algo", "stabilizer", "tuned", "experiment")
+        textwrap.fill(f"{group:<12} {', '.join(options(group))}", 110, initial_indent="  ", subsequent_indent=" " * 15)
+        for group in ("env", "algo", "stabilizer", "tuned", "experiment")
     )
     notes = (
         "\n\nKeys (`name=default meaning (range)`; steps are environment steps of one member; tuned settings come"

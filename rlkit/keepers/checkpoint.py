@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
+from rlkit.files import replacing
+
 FORMAT = 1  # raised when the state's layout changes
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write a state of tensors, numbers and strings, whole or not at all: a crash leaves the old file."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         torch.save({"format": FORMAT, **state}, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,8 +102,12 @@ class AlgoConfig:
     normalize_advantage: bool = key(True, "standardise advantages in each minibatch")
     max_grad_norm: float | None = key(0.5, "largest gradient norm of a member; null: no limit", gt=0)
     target_kl: float | None = key(None, "end a member's update where KL exceeds 1.5 times this; null: never", gt=0)
-    advantage: str = key("gae", "the estimator, or `module:function`")
-    advantage_args: dict[str, Any] = key({}, "arguments of the estimator: n of n_step, by and resolution of binned")
+    advantage: str = key(
+        "gae",
+        "gae, n_step, mixed (PPO); return_to_go, outcome, outcome_no_std, leave_one_out, binned, grouped_gae, vine, "
+        "mixed (GRPO); `module:function`",
+    )
+    advantage_args: dict[str, Any] = key({}, "n of n_step; by and resolution of binned and grouped_gae")
     aggregation: str = key("row", "how rows become one loss", choices=("row", "episode", "constant"))
     adam_betas: list[float] = key([0.9, 0.999], "Adam's decay rates, two numbers in [0, 1)")
     schedule: SchedulesConfig = key(SchedulesConfig, "how coefficients change over the run")
@@ -333,7 +338,8 @@ def help_text() -> str:
         for name, f, value in rows:
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
             bounds = allowed(f.metadata["bounds"])
-            lines.append(f"  {name + '=' + shown:<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}")
+            text = f"{name + '=' + shown:<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}"
+            lines.append(textwrap.fill(text, 118, initial_indent="  ", subsequent_indent=" " * 45))
     for name in options("stabilizer"):
         entry = choice("stabilizer", name)[name]
         lines += ["", f"stabilizer=[{name}] ({entry['_target_']}):"]

@@ -223,7 +223,8 @@ def _row(group: Group) -> Row:
     drops = np.concatenate([worst_drop(values) for _, values in evaluations])
     threshold = reward_threshold(group.env)
     never = solved_at.count(None)
-    judged = threshold is not None or never < len(solved_at)
+    watched = all(len(steps) > 1 for steps, _ in evaluations)  # evaluated during training, not only at the end
+    judged = watched and (threshold is not None or never < len(solved_at))
     steps = np.median([np.inf if at is None else at for at in solved_at])
     return Row(
         env=group.env,
@@ -238,8 +239,8 @@ def _row(group: Group) -> Row:
         never=never,
         solved=1 - never / len(final) if judged else np.nan,
         above=float((final >= threshold).mean()) if threshold is not None else np.nan,
-        worst_drop=float(interquartile_mean(drops)),
-        worst_drop_max=float(drops.max()),
+        worst_drop=float(interquartile_mean(drops)) if watched else np.nan,
+        worst_drop_max=float(drops.max()) if watched else np.nan,
         volatility=float(interquartile_mean(np.concatenate([volatility(*evaluation) for evaluation in evaluations]))),
         diverged=group.column("status").count("diverged"),
     )

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from rlkit.comparison import Estimate, Row, band, finals
 from rlkit.interquartile import interquartile_mean
@@ -216,6 +216,7 @@ def gradient_norms(groups: Sequence[Group], look: dict[str, Look]) -> Figure | N
             axis.axhline(limit, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)))
         axis.set_yscale("log")
         axis.set_ylim(floor, top)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 100 * floor else (1,)))
         axis.yaxis.set_major_formatter(_plain_powers())
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_title(textwrap.fill(group.label, 36))
@@ -259,6 +260,9 @@ def curves(axis: Axes, groups: Sequence[Group], name: str, look: dict[str, Look]
         shape = look[group.label]
         marker = "o" if len(steps) == 1 else None
         middle, ends = interquartile_mean(values), band(values)
+        if name == "eval/return" and len(steps) > 2:  # the last one is of other, and more, episodes: not of the curve
+            axis.plot(steps[-1:] / unit, middle[-1:], color=shape.colour, marker="D", markersize=4, clip_on=False)
+            steps, middle, ends = steps[:-1], middle[:-1], ends[:-1]
         (line,) = axis.plot(steps / unit, middle, label=group.label, color=shape.colour, linewidth=1.6, marker=marker)
         line.set_linestyle(shape.dash)
         alpha = 0.18 if len(found) <= 4 else 0.08  # many bands cover each other

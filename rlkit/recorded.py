@@ -122,7 +122,8 @@ def find(paths: str | Path | Iterable[str | Path]) -> tuple[list[Group], list[st
                     records[folder.resolve()] = record
     groups = _grouped(_without_repeats(list(records.values()), notes))
     if not groups:
-        raise ReportError("\n".join([*notes, f"no finished run in {', '.join(map(str, places))}"]))
+        where = f"no finished run in {', '.join(map(str, places))}" if places else "no run was named"
+        raise ReportError("\n".join([*notes, where]))
     return groups, notes
 
 

@@ -101,6 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.out or options.picture) and find_spec("matplotlib") is None:
         return complain("--out and --picture draw with matplotlib: pip install 'rlkit[report]'", EXIT_FAULT)
+    if options.picture and options.picture.suffix.lower() != ".png":
+        return complain(f"--picture is {options.picture}; its name must end in .png", EXIT_FAULT)
+    if options.out and options.out.exists() and not options.out.is_dir():
+        return complain(f"--out is {options.out}, which is a file; it must be a folder", EXIT_FAULT)
     try:
         groups, notes = find(options.paths)
     except ReportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.collect import Windows
 from rlkit.evaluate import Evaluator
 from rlkit.files import write_text
 from rlkit.keepers import checkpoint
@@ -167,10 +169,10 @@ class Session:
         for member in learner.optimizer.diverged.nonzero().flatten().tolist():
             self._note_divergence(member)
 
-    def _next_rollout(self) -> int:
-        """Least number of steps the next rollout adds to a running member."""
+    def _next_rollout(self) -> float:
+        """Most steps that the next rollout adds to a running member: no number where episodes decide."""
         collector = self.learner.collector
-        return getattr(collector, "num_steps", 1) * collector.num_envs
+        return collector.num_steps * collector.num_envs if isinstance(collector, Windows) else math.inf
 
     def _evaluate(self) -> None:
         learner = self.learner

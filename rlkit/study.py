@@ -175,11 +175,12 @@ class Study:
         )
         facts = self.plan.facts()
         known = study.user_attrs.get("facts", facts)
-        for key in {**known, **facts}:
+        for key in sorted({**known, **facts}, key=lambda key: key not in ("env.id", "algo.name")):
             if known.get(key) != facts.get(key):
+                there, now = _in_words(known.get(key)), _in_words(facts.get(key))
                 raise ConfigError(
-                    f"--study is {self.folder}, whose trials have {key} = {known.get(key)}; now it is "
-                    f"{facts.get(key)}, so choose another folder"
+                    f"--study is {self.folder}, in whose trials {key} is {there}; now it is {now}, "
+                    "so choose another folder"
                 )
         study.set_user_attr("facts", facts)
         return study
@@ -288,6 +289,11 @@ class Study:
             f"{self.plan.seeds} ({self.plan.metric}).\n"
             f"# rlkit {__version__}, {machine()}\n"
         ) + OmegaConf.to_yaml(settings)
+
+
+def _in_words(fact: Any) -> str:
+    """A fixed value, or, where it is how a key is searched, just that."""
+    return "searched (perhaps in another range)" if isinstance(fact, dict) and "attributes" in fact else f"{fact}"
 
 
 def as_yaml(value: Any) -> str:

@@ -58,15 +58,18 @@ class Outcome:
 
 
 def check_launcher(arguments: Sequence[str]) -> None:
-    """Refuse a launcher whose package is not installed.
+    """Refuse a launcher whose package is not installed, or that a single run would not use.
 
     Raises:
-        ConfigError: it is not; the message says how to install it.
+        ConfigError: it is so; the message says what to do.
     """
     from importlib.metadata import PackageNotFoundError, distribution
 
+    sweeps = {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments)
     for argument in arguments:
         key, _, name = argument.partition("=")
+        if key == "hydra/launcher" and not sweeps:
+            raise ConfigError(f"hydra/launcher is {name}, which runs the jobs of a sweep; add -m")
         if key == "hydra/launcher" and name in LAUNCHERS:
             try:
                 distribution(LAUNCHERS[name])
@@ -90,6 +93,8 @@ def launch() -> int:
     # Named here, so that every process means the same folder; and a job itself keeps its settings in `.hydra`, once it
     # knows that the folder is new: Hydra would write them over those of a run.
     sys.argv += [f"hydra.sweep.dir={_literal(str(folder))}", "hydra.output_subdir=null"]
+    if launcher.startswith("submitit"):
+        print(f"the jobs write to {folder / '.submitit'}; the table comes when all have ended", flush=True)
     ended: BaseException | None = None
     try:
         # Ctrl-C is then the jobs' affair, which save what they have; it would kill a worker that waits for one.
@@ -237,10 +242,9 @@ def _print_table(outcomes: list[Outcome], folder: Path) -> None:
     common = set.intersection(*(set(outcome.overrides) for outcome in outcomes)) if len(outcomes) > 1 else set()
     width = max((len(outcome.folder) for outcome in outcomes), default=0)
     ok = sum(outcome.status == "ok" for outcome in outcomes)
+    begun = "jobs that began" if any(outcome.status == "interrupted" for outcome in outcomes) else "jobs"
     heading = f"{'job':>4}  {'status':<11}  {'return':>9}  {'steps':>11}  {'folder':<{width}}  overrides"
-    stopped = any(outcome.status == "interrupted" for outcome in outcomes)
-    note = "; interrupted: jobs that had not begun are not listed" if stopped else ""
-    lines = ["", f"{ok} of {len(outcomes)} jobs ok{note}", "", heading, "-" * len(heading)]
+    lines = ["", f"{ok} of {len(outcomes)} {begun} ok", "", heading, "-" * len(heading)]
     for outcome in outcomes:
         value = "-" if outcome.eval_return is None else number(outcome.eval_return)
         steps = "-" if outcome.env_steps is None else f"{outcome.env_steps:,}"

@@ -49,7 +49,8 @@ def results_table(results: Sequence[Row]) -> Table:
         ]
         cells += [NONE if math.isnan(row.steps_to_threshold) else steps]
         cells += [NONE if math.isnan(share) else of(share, row.seeds) for share in (row.solved, row.above)]
-        table.append([*cells, f"{plain(row.worst_drop)} (max {plain(row.worst_drop_max)})", plain(row.volatility)])
+        drop = f"{plain(row.worst_drop)} (max {plain(row.worst_drop_max)})"
+        table.append([*cells, NONE if math.isnan(row.worst_drop) else drop, plain(row.volatility)])
     return table
 
 

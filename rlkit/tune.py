@@ -211,6 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rlkit.study import Study
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    for override in options.overrides:
+        key, _, value = override.partition("=")
+        if key in ("env", "algo") and "," in value:
+            return complain(f"{key} is {value}; a search is of one environment and one algorithm", EXIT_CONFIG)
     try:
         plan = make_plan(options.overrides, options.space, options.metric)
         folder = options.study or Path("runs", "tune", f"{plan.config.env.name}_{plan.config.algo.name}")

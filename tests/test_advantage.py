@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,7 @@ from rlkit.advantage import (
 from rlkit.aggregation import AGGREGATIONS
 from rlkit.buffer import Rollout
 from rlkit.build import ConfigError, build_learner, to_config
+from rlkit.conf.schema import AlgoConfig
 from rlkit.group_relative import first_visits, scaled, state_bins, summarise_groups, time_bins
 from rlkit.train import compose
 
@@ -720,6 +723,11 @@ def test_weights_of_a_window_that_cuts_episodes(name: str, first: list[float], s
 
 
 # --- by name ------------------------------------------------------------------------------------------------
+
+
+def test_the_help_names_every_estimator() -> None:
+    said = AlgoConfig.__dataclass_fields__["advantage"].metadata["doc"]
+    assert set(ESTIMATORS) <= set(re.findall(r"\w+", said))
 
 
 def test_find_estimator() -> None:

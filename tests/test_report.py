@@ -516,8 +516,8 @@ def test_the_page_holds_the_charts_and_the_numbers(page):
     assert "488.0 [80.0," in text
     assert "python -m rlkit.train env=CartPole algo=grpo seed=100 members=4" in text
     first = page[page.index("<svg") : page.index("</svg>")]
-    for colour in figures.COLOURS[:2]:  # each algorithm has its line, and filled with its colour a band and four dots
-        assert len(re.findall(f"<use [^>]*fill: {colour}", first)) == 5
+    for colour in figures.COLOURS[:2]:  # each has its line, and filled: a band, four dots, the last evaluation
+        assert len(re.findall(f"<use [^>]*fill: {colour}", first)) == 6
         assert re.search(f"stroke: {colour}", first)
 
 

@@ -194,8 +194,8 @@ def _figures(made: Page, own: Sequence[Group], results: Sequence[Row], look: dic
         (
             figures.learning(own, results, look),
             f"Learning curves and final returns on {env}",
-            f"Left: an evaluation is the mean of {episodes} episodes of the deterministic policy (100 at the end). "
-            f"{lines} Right: a dot is a seed, the diamond their interquartile mean, the bar its interval."
+            f"Left: an evaluation is the mean of {episodes} episodes of the deterministic policy (100 at the end: the "
+            f"diamond). {lines} Right: a dot is a seed, the diamond their interquartile mean, the bar its interval."
             + ("" if results[0].threshold is None else " The dashed line is the environment's reward threshold."),
         ),
         (

@@ -147,8 +147,14 @@ def test_the_promised_keys_exist(name):
     assert name in KEYS
 
 
+def unwrapped(page: str) -> list[str]:
+    """The lines of a help page, those that go on in the next one put together."""
+    assert max(map(len, page.splitlines())) <= 120
+    return re.sub(r"\n {15,}", " ", page).splitlines()
+
+
 def test_help_has_every_key_with_default_and_range():
-    page = help_page().splitlines()
+    page = unwrapped(help_page())
     for name in sorted(LEAST):
         _, f = KEYS[name]
         [line] = [line for line in page if line.startswith(f"  {name}=")]
@@ -157,9 +163,9 @@ def test_help_has_every_key_with_default_and_range():
 
 
 def test_help_has_every_choice_of_every_group():
-    page = help_page()
+    page = unwrapped(help_page())
     for group in ("env", "algo", "stabilizer", "tuned", "experiment"):
-        [line] = [line for line in page.splitlines() if line.split()[:1] == [group]]
+        [line] = [line for line in page if line.split()[:1] == [group]]
         assert all(name in line for name in options(group))
 
 

@@ -71,5 +71,5 @@ def test_every_key_the_readme_names_exists():
 
     page = help_page()
     for word in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)`", README):
-        if not word.endswith((".py", ".pt", ".csv", ".json", ".md", ".yaml")):
+        if not word.endswith((".py", ".pt", ".csv", ".json", ".md", ".yaml", ".db")):
             assert word in page, word

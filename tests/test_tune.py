@@ -99,7 +99,7 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, space, capsys):
     assert {path.name for path in folder.iterdir()} == {"study.db", "study.lock", "trials.csv", "best.yaml"}
     assert "2 of the trials are there" in capsys.readouterr().out
     assert tune(folder, space, "algo.num_minibatches=2", "algo.clip=0.1", "--trials", "3") == 2
-    assert "algo.clip = 0.2; now it is 0.1" in capsys.readouterr().err
+    assert "algo.clip is 0.2; now it is 0.1" in capsys.readouterr().err
 
 
 def test_best_yaml_as_tuned_settings_gives_the_run_of_the_best_trial(tmp_path, space):

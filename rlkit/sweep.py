@@ -57,6 +57,11 @@ class Outcome:
         write_text(records / f"{self.job}.json", json.dumps(asdict(self)))
 
 
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the command line asks Hydra for a sweep."""
+    return bool({"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments))
+
+
 def check_launcher(arguments: Sequence[str]) -> None:
     """Refuse a launcher whose package is not installed, or that a single run would not use.
 
@@ -65,10 +70,9 @@ def check_launcher(arguments: Sequence[str]) -> None:
     """
     from importlib.metadata import PackageNotFoundError, distribution
 
-    sweeps = {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments)
     for argument in arguments:
         key, _, name = argument.partition("=")
-        if key == "hydra/launcher" and not sweeps:
+        if key == "hydra/launcher" and not is_sweep(arguments):
             raise ConfigError(f"hydra/launcher is {name}, which runs the jobs of a sweep; add -m")
         if key == "hydra/launcher" and name in LAUNCHERS:
             try:

@@ -341,7 +341,7 @@ def _run_hydra(arguments: list[str]) -> int:
     schema.register()
     sweep.check_launcher(arguments)
     asks = any(argument in ("-c", "-i") or argument.startswith(("--cfg", "--info")) for argument in arguments)
-    if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments) and not asks:
+    if sweep.is_sweep(arguments) and not asks:
         return sweep.launch()
 
     from rlkit.collect import NonFiniteError  # not sooner: it loads torch, which a sweep needs in its jobs alone

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ class Batch(Mapping[str, Tensor]):
     padding gets weight 0 there too.
     """
 
-    columns: dict[str, Tensor]
+    columns: Mapping[str, Tensor]
     count: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # int64 [M]
     padded: bool = True  # False: every row has a weight above 0, which saves masking
     uniform: bool = False  # True: every weight is 1, which saves weighing
@@ -78,7 +79,7 @@ class Batch(Mapping[str, Tensor]):
 
     def __getattr__(self, name: str) -> Tensor:
         try:
-            columns: dict[str, Tensor] = self.__dict__["columns"]
+            columns: Mapping[str, Tensor] = self.__dict__["columns"]
             return columns[name]
         except KeyError:
             raise AttributeError(f"this batch has no column {name!r}") from None
@@ -137,10 +138,37 @@ class Batch(Mapping[str, Tensor]):
             self.uniform,
         )
 
-    def slice(self, start: int, stop: int) -> Batch:
-        """Return rows start..stop of every member as views."""
-        columns = {name: x[:, start:stop] for name, x in self.columns.items()}
-        return Batch(columns, self.count, self.padded, self.uniform)
+    def slices(self, width: int) -> Iterator[Batch]:
+        """Yield batches of `width` rows of every member, as views."""
+        arrays: dict[str, np.ndarray] = {}
+        for start in range(0, self.height, width):
+            yield Batch(_Cut(self.columns, arrays, start, start + width), self.count, self.padded, self.uniform)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a column as a NumPy array over its memory."""
+        return self.columns.array(name) if isinstance(self.columns, _Cut) else self.columns[name].numpy()
+
+
+class _Cut(Mapping[str, Tensor]):
+    """Rows of columns, cut when they are asked for: a step of an update reads few of them."""
+
+    def __init__(self, whole: Mapping[str, Tensor], arrays: dict[str, np.ndarray], start: int, stop: int) -> None:
+        self.whole, self.arrays, self.start, self.stop = whole, arrays, start, stop
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.whole[name][:, self.start : self.stop]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def array(self, name: str) -> np.ndarray:
+        """The rows as a NumPy array; the whole column is turned into one only once."""
+        if name not in self.arrays:
+            self.arrays[name] = self.whole[name].numpy()
+        return self.arrays[name][:, self.start : self.stop]
 
 
 def is_weight(name: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlkit.buffer import Batch, Rollout
 
 if TYPE_CHECKING:
+    from rlkit.gradient import Evaluated, Rows
     from rlkit.policy import Out, Policy
 
 Metrics = Mapping[str, Tensor]  # "area/name" -> [M]
@@ -38,6 +39,14 @@ class Link:
     def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
         """Return loss terms by name: [M, B] before reduction, or [M] for a penalty on parameters."""
         return {}
+
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any] | None:
+        """Return the derivatives of the losses [M, B] in closed form, or None to leave them to autograd.
+
+        By name: `log_prob` (of the action taken), `entropy`, `value`; all weighed by the column `weight`. They spare
+        autograd, nothing else: `losses` stays what says what the loss is, and a law holds the two together.
+        """
+        return {} if type(self).losses is Link.losses else None
 
     def column(self, term: str) -> str:
         """Name the column that weighs the loss term `term`."""
@@ -78,6 +87,9 @@ class Chain(Link):
             for name, link in self.links.items()
             for term, loss in link.losses(out, batch, policy).items()
         }
+
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any] | None:
+        return None  # of a chain within a chain; the links of the outer one are asked one by one
 
     def column(self, term: str) -> str:
         name, _, rest = term.partition("/")

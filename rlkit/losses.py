@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,19 @@ def clipped_surrogate(
     return -(ratio * advantage).clamp(max=limit)
 
 
+def clipped_surrogate_gradient(
+    xp: Any, log_ratio: Any, advantage: Any, clip_low: Any | float, clip_high: Any | float
+) -> Any:
+    """Derivative of `clipped_surrogate` by log pi: -r A where the minimum does not bind, else 0, [M, B].
+
+    Args:
+        xp: numpy or torch, whose arrays the others are; they are those of `clipped_surrogate`.
+    """
+    limit = xp.maximum((1 + clip_high) * advantage, (1 - clip_low) * advantage)
+    gain = xp.exp(log_ratio) * advantage
+    return xp.where(gain > limit, 0.0, -gain)  # so written, a gain that is not a number stays one
+
+
 def value_loss(value: Tensor, ret: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
     """Squared error (V - ret)^2 / 2, or with `clip` the larger of it and that of V kept within `clip` of the old value.
 
@@ -46,6 +61,16 @@ def value_loss(value: Tensor, ret: Tensor, old_value: Tensor | None = None, clip
         kept = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.maximum(error, (kept - ret) ** 2)
     return 0.5 * error
+
+
+def value_loss_gradient(value: Any, ret: Any, old_value: Any | None = None, clip: float | None = None) -> Any:
+    """Derivative of `value_loss` by the value, [M, B] in units of return; arguments as there."""
+    error = value - ret
+    if clip is None:
+        return error
+    change = value - old_value
+    kept = old_value + change.clip(-clip, clip) - ret
+    return error * ((abs(change) <= clip) | (error * error > kept * kept))
 
 
 def kl_estimate(log_ratio: Tensor, kind: str) -> Tensor:

@@ -13,20 +13,11 @@ from torch import Tensor, nn
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Categorical, DiagonalGaussian, Distribution
+from rlkit.mlp import StackedMLP
 from rlkit.normalize import Normalizer
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "silu": nn.functional.silu,
-}
-NUMPY_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0.0),
-    "silu": lambda x: 0.5 * x * (1.0 + np.tanh(0.5 * x)),
-}
 NUMPY_ROWS = 64  # up to so many rows a forward pass is faster in NumPy, whose operations cost a quarter of eager ones
-_LOG_STD_RANGE = (-20.0, 2.0)  # of a state-dependent deviation (Haarnoja et al. 2018)
+LOG_STD_RANGE = (-20.0, 2.0)  # of a state-dependent deviation (Haarnoja et al. 2018)
 
 
 class ActionSpace(Protocol):
@@ -35,63 +26,6 @@ class ActionSpace(Protocol):
     kind: str  # "discrete" or "continuous"
     sizes: tuple[int, ...]  # number of actions of each head (discrete)
     size: int  # number of action dimensions (continuous)
-
-
-def orthogonal(size_in: int, size_out: int, gain: float, rngs: Sequence[torch.Generator]) -> Tensor:
-    """Orthogonal weights [M, in, out] with the given gain (Saxe et al. 2013), each member's from its own generator."""
-    weight = torch.empty(len(rngs), size_in, size_out)
-    for member, rng in zip(weight, rngs, strict=True):
-        # drawn as [out, in], as torch.nn.Linear holds it, since the draw is not symmetric in the two
-        member.copy_(nn.init.orthogonal_(torch.empty(size_out, size_in), gain, generator=rng).T)
-    return weight
-
-
-class StackedMLP(nn.Module):
-    """M multi-layer perceptrons of equal shape: x -> activation(x W + b) ... and, with `gain`, a linear output layer.
-
-    x is [M, B, in], W [M, in, out], b [M, 1, out]. Hidden weights are orthogonal with gain sqrt 2, the output's with
-    `gain`; biases start at zero. A member's weights do not depend on how many others there are.
-
-    Args:
-        sizes: width of the input and of each layer.
-        gain: of the last layer, which then has no activation; None if the last layer is a hidden one too.
-    """
-
-    def __init__(
-        self, sizes: Sequence[int], activation: str, gain: float | None, rngs: Sequence[torch.Generator]
-    ) -> None:
-        super().__init__()
-        gains = [2.0**0.5] * (len(sizes) - 1)
-        if gain is not None:
-            gains[-1] = gain
-        self.activation, self.numpy_activation = ACTIVATIONS[activation], NUMPY_ACTIVATIONS[activation]
-        self.num_hidden = len(gains) - (gain is not None)
-        self.weights = nn.ParameterList(
-            orthogonal(a, b, g, rngs) for a, b, g in zip(sizes, sizes[1:], gains, strict=False)
-        )
-        self.biases = nn.ParameterList(torch.zeros(len(rngs), 1, size) for size in sizes[1:])
-        # a plain tuple of the same tensors: looking a parameter up in a module costs as much as a small product
-        self._layers = tuple(zip(self.biases, self.weights, strict=True))
-
-    def __call__(self, x: Tensor) -> Tensor:  # not through Module.__call__, which costs as much as a small product
-        for i, (bias, weight) in enumerate(self._layers):
-            x = torch.baddbmm(bias, x, weight)
-            if i < self.num_hidden:
-                x = self.activation(x)
-        return x
-
-    def in_numpy(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the same function of arrays, over the memory of the weights as they lie now; it takes no gradient."""
-        layers = [(bias.detach().numpy(), weight.detach().numpy()) for bias, weight in self._layers]
-
-        def forward(x: np.ndarray) -> np.ndarray:
-            for i, (bias, weight) in enumerate(layers):
-                x = x @ weight + bias
-                if i < self.num_hidden:
-                    x = self.numpy_activation(x)
-            return x
-
-        return forward
 
 
 @dataclass
@@ -173,18 +107,18 @@ class Policy(nn.Module):
 
     def distribution(self, obs: Tensor, offset: Tensor | None = None) -> Distribution:
         """Return pi(. | obs) for obs [M, B, D], shifted by `offset` [M, B, A] (`rlkit.exploration`) if there is one."""
-        return shifted(self._of(self.actor(self.features(obs))), offset)
+        return shifted(self.distribution_of(self.actor(self.features(obs))), offset)
 
     def acting(self, rows: int) -> Callable[[Tensor], Distribution]:
         """Return what gives pi(. | obs) for obs [M, B, D] while the weights stay as they are; M * B = `rows`."""
         if rows > NUMPY_ROWS:
             return self.distribution
-        actor = self.actor.in_numpy()
-        trunk = self.trunk.in_numpy() if self.trunk else None
+        actor = self.actor.by_hand(np).forward
+        trunk = self.trunk.by_hand(np).forward if self.trunk else None
 
         def distribution(obs: Tensor) -> Distribution:
             x = (obs if self.normalizer is None else self.normalizer(obs)).numpy()
-            return self._of(torch.from_numpy(actor(x if trunk is None else trunk(x))))
+            return self.distribution_of(torch.from_numpy(actor(x if trunk is None else trunk(x)).mT))
 
         return distribution
 
@@ -198,7 +132,7 @@ class Policy(nn.Module):
     def evaluate(self, batch: Batch) -> Out:
         """Evaluate the policy on a batch: distribution, log-probability of the batch's actions, value."""
         features = self.features(batch.obs)
-        dist = shifted(self._of(self.actor(features)), batch.get("offset"))
+        dist = shifted(self.distribution_of(self.actor(features)), batch.get("offset"))
         value = None if self.critic is None else self.critic(features).squeeze(-1)
         return Out(dist, dist.log_prob(batch.action), value)
 
@@ -206,7 +140,7 @@ class Policy(nn.Module):
         """Return a copy with its own weights and statistics that takes no gradient: a reference policy."""
         return copy.deepcopy(self).requires_grad_(False)
 
-    def _of(self, out: Tensor) -> Distribution:
+    def distribution_of(self, out: Tensor) -> Distribution:
         """The distribution that an output of the actor stands for."""
         if self.discrete:
             return Categorical(out, self.sizes)
@@ -214,7 +148,7 @@ class Policy(nn.Module):
             # a copy: the optimiser writes into the parameter, and records keep this distribution
             return DiagonalGaussian(out, self.log_std.clone(), self.squash)
         mean, log_std = out.split(self.action_size, -1)
-        return DiagonalGaussian(mean, log_std.clamp(*_LOG_STD_RANGE), self.squash)
+        return DiagonalGaussian(mean, log_std.clamp(*LOG_STD_RANGE), self.squash)
 
 
 def shifted(dist: Distribution, offset: Tensor | None) -> Distribution:

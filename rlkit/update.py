@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -12,7 +11,8 @@ from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
-from rlkit.link import Link
+from rlkit.gradient import Gradient
+from rlkit.link import Chain
 from rlkit.losses import exact_kl
 from rlkit.optimizer import Adam, StepResult
 from rlkit.policy import Out, Policy
@@ -30,6 +30,7 @@ class Minibatch:
     terms: dict[str, Tensor]  # name -> [M, b] or [M]
     active: Tensor  # bool [M]: the member took part
     step: StepResult
+    closed: Callable[[], dict[str, Tensor]] = dict  # calculates the terms whose gradient had a closed form
 
 
 @dataclass
@@ -64,35 +65,15 @@ def minibatches(
         shuffled = batch.take(torch.from_numpy(rows.reshape(len(counts), -1)).to(batch.weight.device))
         if padded:
             shuffled = shuffled.masked(torch.from_numpy(real.reshape(len(counts), -1)).to(batch.weight.device))
-        for k in range(num_minibatches):
-            yield epoch, shuffled.slice(k * width, (k + 1) * width)
+        for mini in shuffled.slices(width):
+            yield epoch, mini
 
 
-def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], str] = lambda term: "weight") -> Tensor:
-    """Return each member's loss, [M]: for each weight column, sum(weight * terms) over the rows that have a weight.
-
-    Weights average to one over a batch (`rlkit.aggregation`), so the mean over a minibatch's rows estimates the loss of
-    the batch without bias, for every aggregation. Terms of shape [M] are added as they are.
-    """
-    parts = [term for term in terms.values() if term.dim() == 1]
-    totals: dict[str, Tensor] = {}
-    for name, term in terms.items():
-        if term.dim() == 2:
-            column = column_of(name)
-            totals[column] = totals[column] + term if column in totals else term
-    for column, total in totals.items():
-        if column == "weight" and batch.uniform:
-            parts.append(total.mean(1))
-            continue
-        weight = batch[column]
-        parts.append((total * weight).sum(1) / (weight > 0).sum(1).clamp(min=1))
-    return functools.reduce(torch.add, parts)
-
-
+@np.errstate(all="ignore")  # what is not finite is seen by the optimiser, and told of
 def update(
     policy: Policy,
     optimizer: Adam,
-    chain: Link,
+    chain: Chain,
     batch: Batch,
     *,
     learning_rate: Tensor,
@@ -112,20 +93,16 @@ def update(
             update; the check comes before the step, on the exact KL, which is never negative.
     """
     record = UpdateRecord()
-    one = torch.ones_like(learning_rate)
-    for epoch, mini in minibatches(batch, num_epochs, num_minibatches, rngs):
-        out = policy.evaluate(mini)
+    gradient = Gradient(policy, chain, optimizer, batch.members * batch.height // num_minibatches)
+    for epoch, mini in minibatches(gradient.prepared(batch), num_epochs, num_minibatches, rngs):
+        found = gradient(mini)
         if target_kl is not None:
-            with torch.no_grad():
-                active = active & (mean_kl(mini, out) <= KL_STOP_FACTOR * target_kl)
+            active = active & (mean_kl(mini, found.out) <= KL_STOP_FACTOR * target_kl)
             if not bool(active.any()):
                 break
         taking = active & (mini.weight > 0).any(1) if mini.padded else active  # a zero gradient still moves Adam
-        terms = chain.losses(out, mini, policy)
-        loss = reduce(terms, mini, chain.column)
-        grads = torch.autograd.grad(loss, optimizer.params, one, materialize_grads=True)  # of the sum over members
-        step = optimizer.step(grads, learning_rate, taking)
-        record.minibatches.append(Minibatch(epoch, mini, out, terms, taking, step))
+        step = optimizer.step([found.flat], learning_rate, taking)
+        record.minibatches.append(Minibatch(epoch, mini, found.out, found.terms, taking, step, found.closed))
     return record
 
 
@@ -261,9 +238,12 @@ def _of_steps(record: UpdateRecord) -> tuple[dict[str, Tensor], dict[str, Tensor
     minis, last = record.minibatches, record.minibatches[-1]
     scalars: dict[str, Tensor] = {}
     weighed = torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1)
-    for name in minis[0].terms:
-        terms = [mini.terms[name].reshape(len(weighed), -1).expand_as(mini.out.log_prob) for mini in minis]
-        scalars[f"loss/{name.removesuffix('/loss')}"] = moments(torch.cat(terms, 1), weighed)[0]
+    terms: dict[str, list[Tensor]] = {}
+    for mini in minis:
+        for name, term in {**mini.closed(), **mini.terms}.items():
+            terms.setdefault(name, []).append(term.reshape(len(weighed), -1).expand_as(mini.out.log_prob))
+    for name, parts in terms.items():
+        scalars[f"loss/{name.removesuffix('/loss')}"] = moments(torch.cat(parts, 1), weighed)[0]
     histograms: dict[str, Tensor] = {}
     reference = last.batch.starting_with("ref_")
     if reference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -109,10 +110,12 @@ def test_take_picks_rows_of_the_own_member() -> None:
 
 def test_slice() -> None:
     batch = flatten(rollout())
-    part = batch.slice(2, 5)
-    assert part.height == 3 and part.padded == batch.padded
-    assert all(torch.equal(x, batch[name][:, 2:5]) for name, x in part.items())
-    assert part.obs.data_ptr() == batch.obs[:, 2:].data_ptr()
+    first, part = batch.slices(3)
+    assert first.height == part.height == 3 and part.padded == batch.padded
+    assert set(part) == set(batch) and len(part) == len(batch)
+    assert all(torch.equal(x, batch[name][:, 3:6]) for name, x in part.items())
+    assert all(np.array_equal(part.array(name), batch[name][:, 3:6]) for name in batch)
+    assert part.obs.data_ptr() == batch.obs[:, 3:].data_ptr() == part.array("obs").ctypes.data
 
 
 def test_with_columns() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Categorical
+from rlkit.gradient import reduce
 from rlkit.link import Chain
 from rlkit.losses import clipped_surrogate, exact_kl, kl_estimate, value_loss
 from rlkit.policy import Policy, StackedMLP
@@ -18,7 +19,6 @@ from rlkit.schedules import Constant
 from rlkit.stabilizers.entropy import Entropy
 from rlkit.stabilizers.surrogate import Surrogate, standardized
 from rlkit.stabilizers.value import Value
-from rlkit.update import reduce
 
 INF = 1e9
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Categorical
+from rlkit.gradient import reduce
 from rlkit.link import Chain, Link
 from rlkit.optimizer import Adam, StepResult
 from rlkit.policy import Out, Policy
@@ -21,7 +22,7 @@ from rlkit.stabilizers.entropy import Entropy
 from rlkit.stabilizers.surrogate import Surrogate
 from rlkit.stabilizers.value import Value
 from rlkit.streams import Purpose, Streams
-from rlkit.update import Minibatch, UpdateRecord, kl_by_epoch, mean_kl, minibatches, reduce, statistics, update
+from rlkit.update import Minibatch, UpdateRecord, kl_by_epoch, mean_kl, minibatches, statistics, update
 
 
 @dataclass

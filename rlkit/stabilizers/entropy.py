@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from rlkit.buffer import Batch
+from rlkit.gradient import Evaluated, Rows
 from rlkit.link import Link
 from rlkit.policy import Out, Policy
 from rlkit.schedules import Schedule
@@ -28,3 +31,6 @@ class Entropy(Link):
         if not self.on:
             return {}
         return {"loss": -self.coef.value[:, None] * out.dist.entropy()}
+
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any]:
+        return {"entropy": -out.array(self.coef.value)[:, None]} if self.on else {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from rlkit.buffer import Batch
+from rlkit.gradient import Evaluated, Rows
 from rlkit.link import Link
-from rlkit.losses import clipped_surrogate
+from rlkit.losses import clipped_surrogate, clipped_surrogate_gradient
 from rlkit.policy import Out, Policy
 from rlkit.schedules import Schedule
 
@@ -30,15 +32,23 @@ class Surrogate(Link):
         high = low if self.clip_high is None else self.clip_high
         return {"loss": clipped_surrogate(out.log_prob - batch.log_prob, advantage, low, high)}
 
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any]:
+        advantage = standardized(batch) if self.normalize_advantage else batch.advantage
+        low = out.array(self.clip.value)[:, None]
+        high = low if self.clip_high is None else self.clip_high
+        log_ratio = out.log_prob - batch.log_prob
+        return {"log_prob": clipped_surrogate_gradient(out.xp, log_ratio, advantage, low, high)}
 
-def standardized(batch: Batch, epsilon: float = 1e-8) -> Tensor:
+
+def standardized(batch: Batch | Rows, epsilon: float = 1e-8) -> Any:
     """(A - mean) / (std + epsilon) over the real rows of each member's minibatch, [M, B]; std unbiased (ddof 1)."""
     x = batch.advantage
-    if not batch.padded and batch.height > 1:
-        std, mean = torch.std_mean(x, 1, keepdim=True)
-        return (x - mean) / (std + epsilon)
-    real = (batch.weight > 0).to(x.dtype)
-    rows = real.sum(1, keepdim=True)
-    centred = x - (x * real).sum(1, keepdim=True) / rows.clamp(min=1.0)
-    variance = (centred**2 * real).sum(1, keepdim=True) / (rows - 1).clamp(min=1.0)
-    return centred / (variance.sqrt() + epsilon)
+    if not batch.padded:
+        real: Any = 1.0
+        rows: Any = x.shape[1]
+    else:
+        real = batch.weight > 0
+        rows = real.sum(1, keepdims=True, dtype=x.dtype).clip(min=1.0)
+    centred = (x - (x * real).sum(1, keepdims=True) / rows) * real
+    variance = (centred * centred).sum(1, keepdims=True) / (rows - 1 + (rows == 1))
+    return centred / (variance**0.5 + epsilon)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from rlkit.buffer import Batch
+from rlkit.gradient import Evaluated, Rows
 from rlkit.link import Link
-from rlkit.losses import value_loss
+from rlkit.losses import value_loss, value_loss_gradient
 from rlkit.policy import Out, Policy
 
 
@@ -27,3 +30,9 @@ class Value(Link):
             raise ValueError("the value loss needs a policy with a critic")
         old = batch.value if self.clip is not None else None
         return {"loss": self.coef * value_loss(out.value, batch.ret, old, self.clip)}
+
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any]:
+        if out.value is None:
+            raise ValueError("the value loss needs a policy with a critic")
+        old = batch.value if self.clip is not None else None
+        return {"value": self.coef * value_loss_gradient(out.value, batch.ret, old, self.clip)}

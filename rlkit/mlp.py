@@ -1,0 +1,190 @@
+"""Multi-layer perceptrons of M members, stacked along a leading member axis; their gradient by autograd or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation as a differentiable function of tensors, and by hand.
+
+    Args:
+        function: of a tensor.
+        by_hand: (array library, z) -> (activation at z, what multiplies an array by its derivative there, once); both
+            may write into the memory they got, as long as the activation stays as it is until the second is called.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    by_hand: Callable[[Any, Any], tuple[Any, Callable[[Any], None]]]
+
+
+def _tanh(xp: Any, z: Any) -> tuple[Any, Callable[[Any], None]]:
+    h = xp.tanh(z, out=z)
+
+    def backward(d: Any) -> None:  # d (1 - h^2), over the memory of h
+        xp.multiply(h, h, out=h)
+        xp.subtract(1.0, h, out=h)
+        d *= h
+
+    return h, backward
+
+
+def _relu(xp: Any, z: Any) -> tuple[Any, Callable[[Any], None]]:
+    h = xp.clip(z, 0.0, None)
+
+    def backward(d: Any) -> None:
+        d *= h > 0
+
+    return h, backward
+
+
+def _silu(xp: Any, z: Any) -> tuple[Any, Callable[[Any], None]]:
+    sigmoid = 0.5 * (1.0 + xp.tanh(0.5 * z))
+    h = z * sigmoid
+
+    def backward(d: Any) -> None:
+        d *= sigmoid + h * (1.0 - sigmoid)
+
+    return h, backward
+
+
+ACTIVATIONS = {
+    "tanh": Activation(torch.tanh, _tanh),
+    "relu": Activation(torch.relu, _relu),
+    "silu": Activation(nn.functional.silu, _silu),
+}
+
+
+def orthogonal(size_in: int, size_out: int, gain: float, rngs: Sequence[torch.Generator]) -> Tensor:
+    """Orthogonal weights [M, in, out] with the given gain (Saxe et al. 2013), each member's from its own generator."""
+    weight = torch.empty(len(rngs), size_in, size_out)
+    for member, rng in zip(weight, rngs, strict=True):
+        # drawn as [out, in], as torch.nn.Linear holds it, since the draw is not symmetric in the two
+        member.copy_(nn.init.orthogonal_(torch.empty(size_out, size_in), gain, generator=rng).T)
+    return weight
+
+
+class StackedMLP(nn.Module):
+    """M multi-layer perceptrons of equal shape: x -> activation(x W + b) ... and, with `gain`, a linear output layer.
+
+    x is [M, B, in], W [M, in, out], b [M, 1, out]. Hidden weights are orthogonal with gain sqrt 2, the output's with
+    `gain`; biases start at zero. A member's weights do not depend on how many others there are.
+
+    Args:
+        sizes: width of the input and of each layer.
+        gain: of the last layer, which then has no activation; None if the last layer is a hidden one too.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str, gain: float | None, rngs: Sequence[torch.Generator]
+    ) -> None:
+        super().__init__()
+        gains = [2.0**0.5] * (len(sizes) - 1)
+        if gain is not None:
+            gains[-1] = gain
+        self.activation = ACTIVATIONS[activation]
+        self.num_hidden = len(gains) - (gain is not None)
+        self.weights = nn.ParameterList(
+            orthogonal(a, b, g, rngs) for a, b, g in zip(sizes, sizes[1:], gains, strict=False)
+        )
+        self.biases = nn.ParameterList(torch.zeros(len(rngs), 1, size) for size in sizes[1:])
+        # a plain tuple of the same tensors: looking a parameter up in a module costs as much as a small product
+        self.layers = tuple(zip(self.biases, self.weights, strict=True))
+
+    def __call__(self, x: Tensor) -> Tensor:  # not through Module.__call__, which costs as much as a small product
+        for i, (bias, weight) in enumerate(self.layers):
+            x = torch.baddbmm(bias, x, weight)
+            if i < self.num_hidden:
+                x = self.activation.function(x)
+        return x
+
+    def by_hand(self, xp: Any, grads: Sequence[Sequence[Tensor]] = ()) -> ByHand:
+        """Return both passes over the memory of the weights, with the operations of `xp`: numpy, or torch itself.
+
+        Args:
+            grads: where the backward pass writes d loss / d (bias, weight) of each layer, tensors of their shapes.
+        """
+        layers, places = (
+            [tuple(as_array(x.detach(), xp) for x in pair) for pair in pairs] for pairs in (self.layers, grads)
+        )
+        return ByHand(layers, places, self.num_hidden, self.activation, xp)
+
+
+def as_array(x: Tensor, xp: Any) -> Any:
+    """A tensor as an array of `xp`: as it is for torch, over the same memory for numpy."""
+    return x.numpy() if xp is np else x
+
+
+class ByHand:
+    """Forward and backward pass of a `StackedMLP` without autograd.
+
+    On small networks, whose time is that of starting operations, NumPy's are a quarter of eager ones under autograd.
+    Memory is used again from one minibatch to the next, except that of a linear output.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], grads: Sequence[Any], num_hidden: int, activation: Activation, xp: Any
+    ) -> None:
+        self.layers, self.grads = layers, grads
+        self.num_hidden, self.activation, self.xp = num_hidden, activation, xp
+        self.inputs: list[Any] = []  # of each layer in the last forward pass, [M, B, in]
+        self.slopes: list[Callable[[Any], None]] = []  # of each hidden layer
+        self.memory: dict[tuple[str, int], Any] = {}
+
+    def _place(self, name: str, layer: int, shape: tuple[int, ...]) -> Any:
+        """Memory of this shape, not initialised."""
+        place = self.memory.get((name, layer))
+        if place is None or place.shape != shape:
+            weight = self.layers[0][1]
+            place = self.memory[name, layer] = (
+                self.xp.empty_like(weight, shape=shape) if self.xp is np else weight.new_empty(shape)
+            )
+        return place
+
+    def forward(self, x: Any) -> Any:
+        """Return the output for x [M, B, in]: features [M, B, out], or of a linear last layer [M, out, B].
+
+        Outputs are few; with rows last in memory the product is faster, and so is what is done with them.
+        """
+        self.inputs, self.slopes = [], []
+        for i, (bias, weight) in enumerate(self.layers):
+            self.inputs.append(x)
+            if i < self.num_hidden:
+                z = self.xp.matmul(x, weight, out=self._place("h", i, (*x.shape[:2], weight.shape[2])))
+                z += bias
+                x, slope = self.activation.by_hand(self.xp, z)
+                self.slopes.append(slope)
+            else:
+                x = weight.mT @ x.mT
+                x += bias.mT
+        return x
+
+    def backward(self, d: Any, into_input: bool = False) -> Any:
+        """Write d loss / d (bias, weight) of each layer into `grads`; return that of the input if it is wanted.
+
+        Args:
+            d: d loss / d what `forward` returned; may be overwritten.
+        """
+        members, rows, _ = self.inputs[0].shape
+        ones = self._place("ones", 0, (1, 1, rows))
+        ones[...] = 1.0
+        for i in reversed(range(len(self.layers))):
+            if i < self.num_hidden:
+                self.slopes[i](d)
+            else:
+                d = d.mT
+            (grad_bias, grad_weight), weight = self.grads[i], self.layers[i][1]
+            self.xp.matmul(self.inputs[i].mT, d, out=grad_weight)
+            self.xp.matmul(ones, d, out=grad_bias)  # the sum over rows, which a product does faster
+            if i or into_input:
+                back = self._place("w", i, (members, weight.shape[2], weight.shape[1]))
+                back[...] = weight.mT
+                d = self.xp.matmul(d, back, out=self._place("d", i, (members, rows, weight.shape[1])))
+        return d

@@ -34,7 +34,7 @@ class NonFiniteError(RuntimeError):
 
 def action_noise(
     policy: Policy, rngs: Sequence[np.random.Generator], num_envs: int
-) -> Iterator[Tensor]:  # each [M, N, A]
+) -> Iterator[np.ndarray]:  # each [M, N, A]
     """Yield standard action noise step by step, drawn in blocks, each member's from its own generator."""
     shape = (_NOISE_BLOCK, num_envs, policy.action_size)
     while True:
@@ -44,7 +44,7 @@ def action_noise(
                 np.negative(np.log(block, out=block), out=block)
         else:
             block = np.stack([rng.standard_normal(shape, dtype=np.float32) for rng in rngs], 1)
-        yield from torch.from_numpy(block)
+        yield from block
 
 
 class Actor:
@@ -59,27 +59,28 @@ class Actor:
         self,
         policy: Policy,
         actions: ActionMap,
-        noise: Iterator[Tensor],
+        noise: Iterator[np.ndarray],
         num_envs: int,
         exploration: Exploration | None = None,
     ) -> None:
-        self.lanes, self.num_envs = policy.members * num_envs, num_envs
+        self.members, self.lanes, self.num_envs = policy.members, policy.members * num_envs, num_envs
         self.actions, self.noise, self.exploration = actions, noise, exploration
-        self.pi, self.squash, self.discrete = policy.acting(self.lanes), policy.squash, policy.discrete
-        self.raw: list[Tensor] = []  # each [M, N, A]
-        self.offset: list[Tensor] = []  # the same; empty without exploration
+        self.pi, self.squash, self.discrete = policy.acting(), policy.squash, policy.discrete
+        self.raw: list[np.ndarray] = []  # each [M, N, A]
+        self.offset: list[np.ndarray] = []  # the same; empty without exploration
 
-    def __call__(self, obs: Tensor) -> np.ndarray:
-        """Return legal actions [M*N, ...] at obs [M, N, D]."""
-        dist = self.pi(obs)
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """Return legal actions [M*N, ...] at obs [M*N, D]."""
+        stacked = obs.reshape(self.members, self.num_envs, -1)
+        dist = self.pi(stacked)
         if self.exploration is not None:
-            self.offset.append(self.exploration.offset(obs))
+            self.offset.append(self.exploration.offset(torch.from_numpy(stacked)).numpy())
             dist = dist.shifted(self.offset[-1])
         raw = dist.sample(next(self.noise))
-        if not self.discrete and not bool(raw.isfinite().all()):  # before the environment sees it
-            check_finite("obs", obs.reshape(1, self.lanes, -1).numpy(), self.num_envs, len(self.raw))
+        if not self.discrete and not np.isfinite(raw).all():  # before the environment sees it
+            check_finite("obs", obs[None], self.num_envs, len(self.raw))
         self.raw.append(raw)
-        return self.actions.legal(raw.view(self.lanes, -1).numpy(), self.squash)
+        return self.actions.legal(raw.reshape(self.lanes, -1), self.squash)
 
 
 class Collector:
@@ -125,8 +126,8 @@ class Collector:
         }
         obs = shaped["obs"]
         time = len(obs)
-        action = torch.stack(actor.raw)
-        offset = torch.stack(actor.offset) if actor.offset else None
+        action = torch.from_numpy(np.stack(actor.raw))
+        offset = torch.from_numpy(np.stack(actor.offset)) if actor.offset else None
 
         def rows(x: Tensor) -> Tensor:  # [T, M, N, X] -> [M, T*N, X]
             return x.transpose(0, 1).reshape(self.members, time * self.num_envs, -1)
@@ -202,16 +203,14 @@ class Windows(Collector):
             self.restart(np.ones(lanes, bool))
         obs, final_obs = steps["obs"], steps["final_obs"]
         rewards, terminations, truncations = steps["reward"], steps["terminated"], steps["truncated"]
-        seen = torch.from_numpy(obs).view(time, self.members, self.num_envs, -1)  # the same memory
-        with torch.inference_mode():
-            for t in range(time):
-                obs[t] = self.obs
-                answer = self.envs.step(act(seen[t]), everyone)
-                self.obs, rewards[t], terminations[t], truncations[t], info = answer
-                if "final_obs" in info:
-                    ended = terminations[t] | truncations[t]
-                    put_final_obs(final_obs[t], info, ended)
-                    self.restart(ended)
+        for t in range(time):
+            obs[t] = self.obs
+            answer = self.envs.step(act(obs[t]), everyone)
+            self.obs, rewards[t], terminations[t], truncations[t], info = answer
+            if "final_obs" in info:
+                ended = terminations[t] | truncations[t]
+                put_final_obs(final_obs[t], info, ended)
+                self.restart(ended)
         last = ~(terminations[-1] | truncations[-1]) & mask
         final_obs[-1][last] = self.obs[last]
         self._finish(rewards, terminations | truncations, mask)
@@ -298,7 +297,7 @@ class Episodes(Collector):
             row = empty_steps(1, len(alive), self.obs_size)
             row["valid"][0] = alive
             row["obs"][0][alive] = obs[alive]
-            legal = act(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
+            legal = act(obs)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
             row["reward"][0], row["terminated"][0], row["truncated"][0] = reward, terminated, truncated
             ended = terminated | truncated

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,8 +17,16 @@ from torch import Tensor
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
+def library(x: Any) -> Any:
+    """torch for a tensor, numpy for an array."""
+    return torch if isinstance(x, Tensor) else np
+
+
 class Distribution(ABC):
-    """A batch of action distributions. Raw actions have a last axis (heads, or action dimensions); results drop it."""
+    """A batch of action distributions. Raw actions have a last axis (heads, or action dimensions); results drop it.
+
+    `shifted`, `sample` and `mode` take NumPy arrays as well, with which acting is faster.
+    """
 
     @property
     @abstractmethod
@@ -51,6 +62,13 @@ class Distribution(ABC):
         """KL(self || other) in closed form, in nats, summed over heads or action dimensions."""
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities over the last axis: few numbers, so that the axis before it is the one to vectorise over."""
+    if logits.dim() == 1:
+        return F.log_softmax(logits, -1)
+    return F.log_softmax(logits.mT, -2).mT
+
+
 class Categorical(Distribution):
     """One categorical head for each action dimension; `logits` [..., sum of sizes], actions int64 [..., heads].
 
@@ -59,12 +77,13 @@ class Categorical(Distribution):
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
         self.logits, self.sizes = logits, sizes
-        self.heads = (logits,) if len(sizes) == 1 else logits.split(sizes, -1)
+        ends = list(itertools.accumulate(sizes, initial=0))
+        self.heads = [logits[..., a:b] for a, b in itertools.pairwise(ends)] if len(sizes) > 1 else [logits]
 
     @cached_property
     def log_p(self) -> list[Tensor]:
         """Log-probabilities of each head, [..., size]; sampling needs none."""
-        return [F.log_softmax(head, -1) for head in self.heads]
+        return [log_softmax(head) for head in self.heads]
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -77,13 +96,11 @@ class Categorical(Distribution):
         return Categorical(self.logits + offset, self.sizes)
 
     def sample(self, noise: Tensor) -> Tensor:
-        if len(self.sizes) == 1:
-            return (self.heads[0] + noise).argmax(-1, keepdim=True)
-        noises = noise.split(self.sizes, -1)
-        return torch.stack([(h + n).argmax(-1) for h, n in zip(self.heads, noises, strict=True)], -1)
+        return Categorical(self.logits + noise, self.sizes).mode()
 
     def mode(self) -> Tensor:
-        return torch.stack([head.argmax(-1) for head in self.heads], -1)
+        best = [head.argmax(-1)[..., None] for head in self.heads]
+        return best[0] if len(best) == 1 else library(self.logits).concatenate(best, -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
         if len(self.sizes) == 1:
@@ -122,7 +139,7 @@ class DiagonalGaussian(Distribution):
         return DiagonalGaussian(self.mean + offset, self.log_std, self.squash)
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self.mean + self.log_std.exp() * noise
+        return self.mean + library(self.mean).exp(self.log_std) * noise
 
     def mode(self) -> Tensor:
         return self.mean

@@ -58,12 +58,12 @@ class Evaluator:
     def _play(self, policy: Policy, seeds: list[int], real: int, noise: object) -> np.ndarray:
         lanes = self.members * self.lanes
         obs, _ = self.envs.reset(seed=seeds * self.members)
-        alive = np.tile(np.arange(self.lanes) < real, self.members)
+        alive, pi = np.tile(np.arange(self.lanes) < real, self.members), policy.acting()
         total = np.zeros(lanes)
         while alive.any():
-            dist = policy.distribution(torch.from_numpy(obs).view(self.members, self.lanes, -1))
+            dist = pi(obs.reshape(self.members, self.lanes, -1))
             raw = dist.mode() if noise is None else dist.sample(next(noise))  # type: ignore[call-overload]
-            legal = self.actions.legal(raw.reshape(lanes, -1).numpy(), policy.squash)
+            legal = self.actions.legal(raw.reshape(lanes, -1), policy.squash)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
             total += reward
             alive = alive & ~(terminated | truncated)

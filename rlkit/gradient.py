@@ -19,12 +19,10 @@ from torch import Tensor
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
 from rlkit.link import Chain
-from rlkit.mlp import ByHand, StackedMLP, as_array
+from rlkit.mlp import ByHand, StackedMLP, array_library, as_array
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
 
-# Up to so many rows of all members NumPy is faster, since it starts an operation sooner; above, torch has its threads.
-NUMPY_ROWS = 4096
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -170,15 +168,11 @@ class Gradient:
     """Finds gradients on minibatches, each the sum over members of d loss / d parameters.
 
     Made anew for each update, since it holds arrays over the memory of the weights.
-
-    Args:
-        rows: of a minibatch, M * B.
     """
 
-    def __init__(self, policy: Policy, chain: Chain, optimizer: Adam, rows: int) -> None:
+    def __init__(self, policy: Policy, chain: Chain, optimizer: Adam) -> None:
         self.policy, self.chain, self.params = policy, chain, optimizer.params
-        on_cpu = optimizer.flat.device.type == "cpu"
-        self.xp = xp = np if on_cpu and rows <= NUMPY_ROWS else torch
+        self.xp = xp = array_library(optimizer.flat.device)
         self.flat = torch.zeros_like(optimizer.flat)
         self.places: dict[Tensor, Tensor] = {}  # where in `flat` the gradient of a parameter goes
         start = 0

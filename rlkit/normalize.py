@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +35,12 @@ class Normalizer(nn.Module):
         """Normalise x [M, B, D]."""
         scale = (self.var + self.epsilon).rsqrt()
         return ((x - self.mean[:, None].float()) * scale[:, None].float()).clamp(-self.clip, self.clip)
+
+    def by_hand(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the same function of arrays, with the statistics as they are now."""
+        mean = self.mean[:, None].float().numpy()
+        scale = (self.var + self.epsilon).rsqrt()[:, None].float().numpy()
+        return lambda x: ((x - mean) * scale).clip(-self.clip, self.clip)
 
     @torch.no_grad()
     def update(self, x: Tensor, valid: Tensor) -> None:

@@ -12,6 +12,8 @@ import torch
 from array_api_compat import array_namespace
 from torch import Tensor, nn
 
+CACHED = 1 << 15  # weights of the members that make their step together, whose vectors then stay in a core's cache
+
 
 @dataclass
 class StepResult:
@@ -53,16 +55,24 @@ def adam_(
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
     Source: Kingma & Ba 2015, algorithm 1. Numerator and denominator are both taken times sqrt(1 - b2^t); `table` holds
-    what that makes of the rest (`bias_corrections`). All arguments are NumPy arrays, or all are tensors.
+    what that makes of the rest (`bias_corrections`). All arguments are NumPy arrays, or all are tensors; g is used up.
     """
     b1, b2 = betas
+    xp = array_namespace(weight)
     t += 1
     size, epsilon = table[t.clip(max=len(table) - 1)].T[..., None]  # [M, 1] each
+    work = (1 - b1) * g
     m *= b1
-    m += (1 - b1) * g
+    m += work
+    g *= g
+    g *= 1 - b2
     v *= b2
-    v += (1 - b2) * g * g
-    weight -= learning_rate[:, None] * size * m / (v**0.5 + epsilon)
+    v += g
+    xp.sqrt(v, out=work)
+    work += epsilon
+    xp.divide(m, work, out=work)
+    work *= learning_rate[:, None] * size
+    weight -= work
 
 
 def in_place(x: Tensor) -> Any:
@@ -105,6 +115,8 @@ class Adam:
         self.t = torch.zeros(members, dtype=torch.int64, device=self.flat.device)
         self.table = bias_corrections(betas, epsilon).to(self.flat.device)
         self.nonfinite = torch.zeros(members, dtype=torch.int64, device=self.flat.device)  # in a row
+        together = max(1, CACHED // self.flat.shape[1]) if self.flat.device.type == "cpu" else members
+        self.cached = [slice(m, m + together) for m in range(0, members, together)]  # members whose step stays in cache
         self._sound = True  # no member has a non-finite gradient behind it
 
     @property
@@ -118,15 +130,16 @@ class Adam:
         """Make one step for the active members.
 
         Args:
-            grads: one gradient for each parameter, [M, ...].
+            grads: one gradient for each parameter, [M, ...], or that of all, [M, P]; may be overwritten.
             learning_rate: [M].
             active: bool [M].
         """
         state = tuple(map(in_place, (self.flat, self.m, self.v, self.t)))
         lr, taking, table = map(in_place, (learning_rate, active, self.table))
         flat_grads = [in_place(grad).reshape(self.members, -1) for grad in grads]
-        g = array_namespace(table).concat(flat_grads, axis=1)  # [M, P]
-        norm = (g * g).sum(1) ** 0.5
+        xp = array_namespace(table)
+        g = flat_grads[0] if len(grads) == 1 else xp.concat(flat_grads, axis=1)  # [M, P]
+        norm = xp.vecdot(g, g) ** 0.5
         finite = norm < math.inf
         stepped = taking & finite
         if self.max_grad_norm is None:
@@ -135,7 +148,8 @@ class Adam:
             scale = (self.max_grad_norm / (norm + 1e-6)).clip(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             g *= scale[:, None]
         if self._sound and bool(stepped.all()):
-            adam_(*state, g, lr, self.betas, table)
+            for some in self.cached:
+                adam_(*(x[some] for x in state), g[some], lr[some], self.betas, table)
         else:  # on copies of the rows that step; the others are not touched
             stepped = self._guard(taking, finite)
             rows = tuple(x[stepped] for x in state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from rlkit.distributions import Categorical, DiagonalGaussian, Distribution
 from rlkit.mlp import StackedMLP
 from rlkit.normalize import Normalizer
 
-NUMPY_ROWS = 64  # up to so many rows a forward pass is faster in NumPy, whose operations cost a quarter of eager ones
 LOG_STD_RANGE = (-20.0, 2.0)  # of a state-dependent deviation (Haarnoja et al. 2018)
 
 
@@ -109,16 +108,16 @@ class Policy(nn.Module):
         """Return pi(. | obs) for obs [M, B, D], shifted by `offset` [M, B, A] (`rlkit.exploration`) if there is one."""
         return shifted(self.distribution_of(self.actor(self.features(obs))), offset)
 
-    def acting(self, rows: int) -> Callable[[Tensor], Distribution]:
-        """Return what gives pi(. | obs) for obs [M, B, D] while the weights stay as they are; M * B = `rows`."""
-        if rows > NUMPY_ROWS:
-            return self.distribution
+    def acting(self) -> Callable[[np.ndarray], Distribution]:
+        """Return what gives pi(. | obs), of arrays, for arrays obs [M, B, D] while the weights stay as they are."""
         actor = self.actor.by_hand(np).forward
         trunk = self.trunk.by_hand(np).forward if self.trunk else None
+        normalized = self.normalizer.by_hand() if self.normalizer else None
+        log_std = None if self.log_std is None else self.log_std.detach().numpy()
 
-        def distribution(obs: Tensor) -> Distribution:
-            x = (obs if self.normalizer is None else self.normalizer(obs)).numpy()
-            return self.distribution_of(torch.from_numpy(actor(x if trunk is None else trunk(x)).mT))
+        def distribution(obs: np.ndarray) -> Distribution:
+            x = obs if normalized is None else normalized(obs)
+            return self.distribution_of(actor(x if trunk is None else trunk(x)).mT, log_std)
 
         return distribution
 
@@ -140,15 +139,19 @@ class Policy(nn.Module):
         """Return a copy with its own weights and statistics that takes no gradient: a reference policy."""
         return copy.deepcopy(self).requires_grad_(False)
 
-    def distribution_of(self, out: Tensor) -> Distribution:
-        """The distribution that an output of the actor stands for."""
+    def distribution_of(self, output: Any, log_std: Any = None) -> Distribution:
+        """Return the distribution that an output of the actor [M, B, ...] stands for.
+
+        Args:
+            log_std: in place of the parameter, where there is one.
+        """
         if self.discrete:
-            return Categorical(out, self.sizes)
+            return Categorical(output, self.sizes)
         if self.log_std is not None:
             # a copy: the optimiser writes into the parameter, and records keep this distribution
-            return DiagonalGaussian(out, self.log_std.clone(), self.squash)
-        mean, log_std = out.split(self.action_size, -1)
-        return DiagonalGaussian(mean, log_std.clamp(*LOG_STD_RANGE), self.squash)
+            return DiagonalGaussian(output, self.log_std.clone() if log_std is None else log_std, self.squash)
+        mean, log_std = output[..., : self.action_size], output[..., self.action_size :]
+        return DiagonalGaussian(mean, log_std.clip(*LOG_STD_RANGE), self.squash)
 
 
 def shifted(dist: Distribution, offset: Tensor | None) -> Distribution:

@@ -93,7 +93,7 @@ def update(
             update; the check comes before the step, on the exact KL, which is never negative.
     """
     record = UpdateRecord()
-    gradient = Gradient(policy, chain, optimizer, batch.members * batch.height // num_minibatches)
+    gradient = Gradient(policy, chain, optimizer)
     for epoch, mini in minibatches(gradient.prepared(batch), num_epochs, num_minibatches, rngs):
         found = gradient(mini)
         if target_kl is not None:

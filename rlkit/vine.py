@@ -56,7 +56,7 @@ class Vines(Episodes):
             chosen = on & (np.concatenate([rng.random(self.num_groups) for rng in rngs]) * (lengths + 1) < 1)
             if chosen.any():
                 obs = self.envs.fork(trunk[chosen], kept[chosen])
-            legal = act(torch.from_numpy(obs).view(self.members, self.num_envs, -1))
+            legal = act(obs)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, alive)
             check_finite("reward", reward[None], self.num_envs, int(lengths.max()))
             returns += reward[trunk] * on

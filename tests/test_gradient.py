@@ -27,7 +27,7 @@ from rlkit.stabilizers.surrogate import Surrogate
 from rlkit.stabilizers.value import Value
 
 MEMBERS, ROWS, OBS = 3, 17, 5
-libraries = pytest.mark.parametrize("numpy_rows", [0, 10_000], ids=["torch", "numpy"])
+libraries = pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
 
 
 SPACES = {"discrete": Discrete(4), "several heads": MultiDiscrete([2, 3]), "continuous": Box(-1.0, 1.0, (2,))}
@@ -88,7 +88,7 @@ def by_autograd(policy: Policy, chain: Chain, batch: Batch) -> dict[str, Tensor]
 
 def by_hand(policy: Policy, chain: Chain, batch: Batch) -> tuple[dict[str, Tensor], module.Differentiated]:
     optimizer = Adam(policy)
-    gradient = Gradient(policy, chain, optimizer, MEMBERS * ROWS)
+    gradient = Gradient(policy, chain, optimizer)
     batch = gradient.prepared(batch)
     gradient(batch)
     found = gradient(batch)  # the second uses the memory of the first
@@ -125,8 +125,8 @@ def recipe(critic: bool, **options: object) -> Chain:
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(("padded", "offset"), list(itertools.product([False, True], repeat=2)))
 @pytest.mark.parametrize("critic", [False, True])
-def test_the_recipes(monkeypatch, numpy_rows, space, padded, offset, critic):
-    monkeypatch.setattr(module, "NUMPY_ROWS", numpy_rows)
+def test_the_recipes(monkeypatch, xp, space, padded, offset, critic):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
     policy = some_policy(space, critic_hidden=(7,) if critic else None)
     same(policy, recipe(critic), some_batch(policy, padded, offset))
 
@@ -136,8 +136,8 @@ def test_the_recipes(monkeypatch, numpy_rows, space, padded, offset, critic):
 @pytest.mark.parametrize("shared_trunk", [False, True])
 @pytest.mark.parametrize("log_std", ["free", "state"])
 @pytest.mark.parametrize("squash", [False, True])
-def test_policies(monkeypatch, numpy_rows, activation, shared_trunk, log_std, squash):
-    monkeypatch.setattr(module, "NUMPY_ROWS", numpy_rows)
+def test_policies(monkeypatch, xp, activation, shared_trunk, log_std, squash):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
     policy = some_policy(
         "continuous",
         critic_hidden=(6,),
@@ -169,8 +169,8 @@ class Weighed(Link):
 
 @libraries
 @pytest.mark.parametrize("space", SPACES)
-def test_links_without_a_closed_form_beside_those_with_one(monkeypatch, numpy_rows, space):
-    monkeypatch.setattr(module, "NUMPY_ROWS", numpy_rows)
+def test_links_without_a_closed_form_beside_those_with_one(monkeypatch, xp, space):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
     policy = some_policy(space, critic_hidden=(7,))
     batch = some_batch(policy, True, False)
     batch = batch.with_columns(cloning_weight=torch.rand(MEMBERS, ROWS))

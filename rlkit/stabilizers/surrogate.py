@@ -42,13 +42,12 @@ class Surrogate(Link):
 
 def standardized(batch: Batch | Rows, epsilon: float = 1e-8) -> Any:
     """(A - mean) / (std + epsilon) over the real rows of each member's minibatch, [M, B]; std unbiased (ddof 1)."""
-    x = batch.advantage
-    if not batch.padded:
-        real: Any = 1.0
-        rows: Any = x.shape[1]
-    else:
+    x, rows = batch.advantage, batch.height
+    if batch.padded:
         real = batch.weight > 0
         rows = real.sum(1, keepdims=True, dtype=x.dtype).clip(min=1.0)
-    centred = (x - (x * real).sum(1, keepdims=True) / rows) * real
+        centred = (x - (x * real).sum(1, keepdims=True) / rows) * real
+    else:
+        centred = x - x.sum(1, keepdims=True) / rows
     variance = (centred * centred).sum(1, keepdims=True) / (rows - 1 + (rows == 1))
     return centred / (variance**0.5 + epsilon)

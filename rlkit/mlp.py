@@ -147,14 +147,15 @@ class ByHand:
         self.slopes: list[Callable[[Any], None]] = []  # of each hidden layer
         self.memory: dict[tuple[str, int], Any] = {}
 
+    def _empty(self, shape: tuple[int, ...]) -> Any:
+        weight = self.layers[0][1]
+        return np.empty(shape, weight.dtype) if self.xp is np else weight.new_empty(shape)
+
     def _place(self, name: str, layer: int, shape: tuple[int, ...]) -> Any:
-        """Memory of this shape, not initialised."""
+        """Memory of this shape that is used again, not initialised."""
         place = self.memory.get((name, layer))
         if place is None or place.shape != shape:
-            weight = self.layers[0][1]
-            place = self.memory[name, layer] = (
-                self.xp.empty_like(weight, shape=shape) if self.xp is np else weight.new_empty(shape)
-            )
+            place = self.memory[name, layer] = self._empty(shape)
         return place
 
     def forward(self, x: Any) -> Any:
@@ -171,8 +172,8 @@ class ByHand:
                 x, slope = self.activation.by_hand(self.xp, z)
                 self.slopes.append(slope)
             else:
-                x = weight.mT @ x.mT
-                x += bias.mT
+                y = (x @ weight).mT
+                x = self.xp.add(y, bias.mT, out=self._empty(y.shape))
         return x
 
     def backward(self, d: Any, into_input: bool = False) -> Any:
@@ -195,5 +196,6 @@ class ByHand:
             if i or into_input:
                 back = self._place("w", i, (members, weight.shape[2], weight.shape[1]))
                 back[...] = weight.mT
-                d = self.xp.matmul(d, back, out=self._place("d", i, (members, rows, weight.shape[1])))
+                product = self.xp.matmul if weight.shape[2] > 1 else self.xp.multiply  # of a column and a row
+                d = product(d, back, out=self._place("d", i, (members, rows, weight.shape[1])))
         return d

@@ -150,6 +150,9 @@ class Config:
     members: int = key(1, "independent learners trained at once", ge=1, le=10_000)
     total_steps: int = key(100_000, "environment steps of one member", ge=1)
     num_envs: int = key(8, "environments of one member (GRPO: a multiple of algo.group_size)", ge=1)
+    processes: int | None = key(
+        None, "processes that share the members; null: one for each core, and for four members or more", ge=1
+    )
     device: str = key("cpu", "where networks live", choices=("cpu",))
     stop_when_solved: bool = key(False, "freeze a member that held the reward threshold for two evaluations")
     eval: EvalConfig = key(EvalConfig, "evaluation during training")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,6 +69,35 @@ class Learner:
     def running(self) -> Tensor:
         """Members that still learn, bool [M]."""
         return (self.env_steps < self.total_steps) & ~self.frozen & ~self.optimizer.diverged
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.streams.members
+
+    @property
+    def diverged(self) -> Tensor:
+        """Members given up because their gradient was not finite, bool [M]."""
+        return self.optimizer.diverged
+
+    @property
+    def obs_size(self) -> int:
+        """D."""
+        return self.collector.obs_size
+
+    @property
+    def rollout_steps(self) -> float:
+        """Most steps that a rollout adds to a running member: no number where episodes decide."""
+        collector = self.collector
+        return collector.num_steps * collector.num_envs if isinstance(collector, Windows) else math.inf
+
+    def freeze(self, member: int) -> None:
+        """Let a member learn no more."""
+        self.frozen[member] = True
+
+    def close(self) -> None:
+        """End the environments."""
+        self.collector.close()
 
     def iterate(self, detail: bool = True) -> None:
         """Make one iteration: six lines, and the numbers that are wanted of it (`detail`: all of them)."""

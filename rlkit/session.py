@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import threading
 import time
@@ -17,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.collect import Windows
-from rlkit.evaluate import Evaluator
 from rlkit.files import write_text
 from rlkit.keepers import checkpoint
 from rlkit.loop import Learner
+from rlkit.policy import Policy
+from rlkit.team import Team
 
 FINAL_EPISODES = 100
 
@@ -36,6 +35,12 @@ class Log(Protocol):
     def progress(self, steps: np.ndarray, scalars: dict[str, np.ndarray]) -> None: ...
 
     def message(self, text: str) -> None: ...
+
+
+class Evaluate(Protocol):
+    """Plays episodes and returns their returns, [M, episodes] (`rlkit.evaluate.Evaluator`)."""
+
+    def __call__(self, policy: Policy | None, episodes: int, stochastic: bool = False) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -104,8 +109,8 @@ class Session:
         on_evaluation: called after each evaluation during training; what it raises ends the training.
     """
 
-    learner: Learner
-    evaluator: Evaluator
+    learner: Learner | Team
+    evaluator: Evaluate
     logger: Log
     folder: Path
     eval_every: int
@@ -120,7 +125,7 @@ class Session:
     peak: Tensor = field(init=False)  # [M] best evaluation so far
 
     def __post_init__(self) -> None:
-        members = self.learner.streams.members
+        members = self.learner.members
         self.solved_at = [None] * members
         self._above_since: list[int | None] = [None] * members  # steps of the first of the evaluations above
         self.peak = torch.full((members,), -torch.inf)
@@ -149,14 +154,14 @@ class Session:
         """One iteration and what is due after it."""
         learner = self.learner
         before, start = learner.env_steps.clone(), time.perf_counter()
-        detail = bool(log.every) and self.elapsed + self._next_rollout() >= log.next
+        detail = bool(log.every) and self.elapsed + learner.rollout_steps >= log.next
         learner.iterate(detail)
         seconds = time.perf_counter() - start
         self.train_seconds += seconds
         made = learner.env_steps - before
         self.elapsed += int(made.max())  # not the largest count: that of a member that has stopped would stand still
         scalars = {name: x.numpy() for name, x in learner.metrics.items()}
-        scalars["speed/steps_per_second"] = np.full(learner.streams.members, int(made.sum()) / seconds)
+        scalars["speed/steps_per_second"] = np.full(learner.members, int(made.sum()) / seconds)
         if detail and log.due(self.elapsed):
             self.logger.log(
                 learner.env_steps.numpy(), scalars, {name: x.numpy() for name, x in learner.histograms.items()}
@@ -166,13 +171,8 @@ class Session:
             self._evaluate()
         if saving.due(self.elapsed):
             self._save()
-        for member in learner.optimizer.diverged.nonzero().flatten().tolist():
+        for member in learner.diverged.nonzero().flatten().tolist():
             self._note_divergence(member)
-
-    def _next_rollout(self) -> float:
-        """Most steps that the next rollout adds to a running member: no number where episodes decide."""
-        collector = self.learner.collector
-        return collector.num_steps * collector.num_envs if isinstance(collector, Windows) else math.inf
 
     def _evaluate(self) -> None:
         learner = self.learner
@@ -193,7 +193,7 @@ class Session:
                 self.solved_at[m] = since
                 self.logger.message(f"member {m} solved at {since:,} steps")
                 if self.stop_when_solved:
-                    learner.frozen[m] = True
+                    learner.freeze(m)
 
     def _note_divergence(self, member: int) -> None:
         if member not in self._diverged:
@@ -218,11 +218,11 @@ class Session:
             "eval_return_stochastic": stochastic.tolist(),
             "eval_peak": [None if p == -torch.inf else p for p in self.peak.tolist()],
             "solved_at_steps": self.solved_at,
-            "status": [self._status(m, interrupted) for m in range(learner.streams.members)],
+            "status": [self._status(m, interrupted) for m in range(learner.members)],
         }
 
     def _status(self, member: int, interrupted: bool) -> str:
-        if bool(self.learner.optimizer.diverged[member]):
+        if bool(self.learner.diverged[member]):
             return "diverged"
         if bool(self.learner.frozen[member]):
             return "solved"

@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from rlkit.conf.schema import Config
-    from rlkit.evaluate import Evaluator
     from rlkit.loop import Learner
+    from rlkit.team import Team
 
 EXIT_FAULT = 1  # an environment or a job failed
 EXIT_CONFIG = 2  # the configuration cannot run
@@ -42,13 +44,9 @@ class Prepared:
     """A run that can start: its checked configuration and all it needs but a folder."""
 
     config: Config
-    learner: Learner
-    evaluator: Evaluator
-
-    def close(self) -> None:
-        """End the environments."""
-        self.learner.collector.close()
-        self.evaluator.close()
+    learner: Learner | Team
+    evaluator: Any  # `rlkit.session.Evaluate`
+    close: Callable[[], None]  # ends environments and processes
 
 
 def prepare(raw: DictConfig) -> Prepared:
@@ -59,15 +57,20 @@ def prepare(raw: DictConfig) -> Prepared:
     """
     from rlkit.build import build_evaluator, build_learner, to_config
     from rlkit.session import FINAL_EPISODES
+    from rlkit.team import Team, num_processes
 
     config = to_config(raw)
-    use_threads(config)
-    learner = build_learner(config)
-    try:
-        return Prepared(config, learner, build_evaluator(config, FINAL_EPISODES))
-    except Exception:
-        learner.collector.close()
-        raise
+    use_threads()
+    processes = num_processes(config)
+    if processes > 1:
+        team = Team(config, processes)
+        return Prepared(config, team, team.evaluator, team.close)
+    with ExitStack() as opened:
+        learner = build_learner(config)
+        opened.callback(learner.close)
+        evaluator = build_evaluator(config, FINAL_EPISODES)
+        opened.callback(evaluator.close)
+        return Prepared(config, learner, evaluator, opened.pop_all().close)
 
 
 def check_folder(folder: Path) -> None:
@@ -134,7 +137,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
         prepared.close()
     run = Run(folder, summary)
     if show != "off":
-        report(run, learner.collector.obs_size, show)
+        report(run, learner.obs_size, show)
     if "interrupted" in summary["status"]:
         raise KeyboardInterrupt
     return run
@@ -150,11 +153,13 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {python}, torch {torch.__version__}"
 
 
-def use_threads(config: Any) -> None:
-    """Use one thread: the matrices of an update are so small that a second one costs more than it does."""
+def use_threads() -> None:
+    """Use one thread a process: matrices are so small that a second one costs more than it does."""
     import torch
+    from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    threadpool_limits(1, "blas")  # NumPy's
 
 
 def report(run: Run, obs_size: int, show: str) -> None:

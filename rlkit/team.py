@@ -1,0 +1,257 @@
+"""A team: the members of a run shared out to processes, which a session sees as one learner.
+
+Members know nothing of each other, so a part of them is a run of its own: seeds from its first member's on. A team adds
+nothing to that but the messages: what the parts report is put side by side along the member axis.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlkit.build import build_evaluator, build_learner
+from rlkit.conf.schema import Config
+from rlkit.policy import Policy
+
+MEMBERS_EACH = 4  # a process of its own pays from so many members on
+PATIENCE = 5.0  # seconds that a process has to end by itself
+
+
+def cores() -> int:
+    """Cores this process may use: those it is bound to, or fewer if OMP_NUM_THREADS says so."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(bound, int(wanted)) if wanted.isdigit() and int(wanted) else bound
+
+
+def num_processes(config: Config) -> int:
+    """How many processes the members of a run are shared out to."""
+    if config.processes is not None:
+        return min(config.processes, config.members)
+    return max(1, min(cores(), config.members // MEMBERS_EACH))
+
+
+def parts(members: int, number: int) -> list[range]:
+    """Cut the members into parts whose sizes differ by at most one."""
+    return [range(k * members // number, (k + 1) * members // number) for k in range(number)]
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """Put equal trees side by side: tensors and lists along their first axis, the members'."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(trees))
+    if isinstance(first, list):
+        return [x for tree in trees for x in tree]
+    return {name: joined([tree[name] for tree in trees]) for name in first}
+
+
+class Team:
+    """What a session needs of a `rlkit.loop.Learner`, done by several processes, each with some of the members.
+
+    Args:
+        config: of all members.
+        number: of processes.
+
+    Raises:
+        rlkit.conf.schema.ConfigError: the configuration cannot run.
+    """
+
+    def __init__(self, config: Config, number: int) -> None:
+        self.members = config.members
+        self.metrics: dict[str, Tensor] = {}
+        self.histograms: dict[str, Tensor] = {}
+        self.env_steps = torch.zeros(self.members, dtype=torch.int64)
+        self.running = torch.ones(self.members, dtype=torch.bool)
+        self.frozen, self.diverged = torch.zeros(2, self.members, dtype=torch.bool)
+        self.policy: Policy | None = None  # nobody here has it
+        self.parts = parts(self.members, number)
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        # a fork needs no guard in the user's script and starts at once, but is not safe where Apple's libraries are
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        for part in self.parts:
+            ours, theirs = context.Pipe()
+            share = replace(config, seed=config.seed + part.start, members=len(part))
+            inherited = [*self._pipes, ours] if sys.platform == "linux" else []
+            process = context.Process(target=work, args=(theirs, share, inherited), name=f"rlkit members {part.start}-")
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        try:
+            (self.obs_size, self.rollout_steps), *_ = self._answers()
+        except BaseException:
+            self.close()
+            raise
+
+    def iterate(self, detail: bool = True) -> None:
+        """Make one iteration in every process."""
+        answers = self._ask("iterate", detail)
+        self.metrics = {
+            name: torch.from_numpy(x) for name, x in _side_by_side([a[0] for a in answers], self.parts).items()
+        }
+        names = dict.fromkeys(name for a in answers for name in a[1])
+        self.histograms = {
+            name: torch.from_numpy(np.concatenate([a[1][name] for a in answers if name in a[1]])) for name in names
+        }
+        self._note([a[2] for a in answers])
+
+    def freeze(self, member: int) -> None:
+        """Let a member learn no more."""
+        for pipe, part in zip(self._pipes, self.parts, strict=True):
+            if member in part:
+                pipe.send(("freeze", (member - part.start,)))
+                self._note([_answer(pipe)], [part])
+
+    def evaluator(self, policy: Policy | None, episodes: int, stochastic: bool = False) -> Tensor:
+        """Return the undiscounted return of each episode, [M, episodes], as `rlkit.evaluate.Evaluator` does."""
+        return torch.from_numpy(np.concatenate(self._ask("evaluate", episodes, stochastic)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that one learner of all members would have."""
+        states = [torch.load(io.BytesIO(state), weights_only=True) for state in self._ask("state")]
+        for state in states:
+            del state["metrics"]  # not of every part the same; they are here already
+        return {**joined(states), "metrics": dict(self.metrics)}
+
+    def close(self) -> None:
+        """End the processes; one that does not end by itself is killed."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(PATIENCE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _ask(self, name: str, *args: Any) -> list[Any]:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            try:
+                pipe.send((name, args))
+            except OSError:
+                raise _lost(process) from None
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        """What all processes answer; an error of one is raised once all have answered."""
+        answers, errors = [], []
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            try:
+                answers.append(_answer(pipe))
+            except EOFError:
+                errors.append(_lost(process))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _note(self, states: Sequence[dict[str, np.ndarray]], which: Sequence[range] | None = None) -> None:
+        for state, part in zip(states, which or self.parts, strict=True):
+            for name, x in state.items():
+                getattr(self, name)[part.start : part.stop] = torch.from_numpy(x)
+
+
+def _answer(pipe: Connection) -> Any:
+    error, answer = pipe.recv()
+    if error is not None:
+        raise error
+    return answer
+
+
+def _lost(process: BaseProcess) -> RuntimeError:
+    process.join(PATIENCE)
+    return RuntimeError(f"the process of {process.name} ended unexpectedly, with status {process.exitcode}")
+
+
+def _side_by_side(parts: Sequence[dict[str, np.ndarray]], members: Sequence[range]) -> dict[str, np.ndarray]:
+    """Metrics [M] of all members; nan for those of a part that lacks one."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {
+        name: np.concatenate(
+            [
+                part[name] if name in part else np.full(len(which), np.nan, np.float32)
+                for part, which in zip(parts, members, strict=True)
+            ]
+        )
+        for name in names
+    }
+
+
+class Worker:
+    """A learner of some members, and what a team asks of it; answers hold NumPy arrays."""
+
+    def __init__(self, config: Config) -> None:
+        from rlkit.session import FINAL_EPISODES
+
+        self.learner = build_learner(config)
+        self.evaluator = build_evaluator(config, FINAL_EPISODES)
+
+    def iterate(self, detail: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        if not bool(self.learner.running.any()):  # others go on
+            return {}, {}, self.now()
+        self.learner.iterate(detail)
+        metrics, histograms = (
+            {k: x.numpy() for k, x in y.items()} for y in (self.learner.metrics, self.learner.histograms)
+        )
+        return metrics, histograms, self.now()
+
+    def now(self) -> dict[str, np.ndarray]:
+        learner = self.learner
+        names = ("env_steps", "running", "frozen", "diverged")
+        return {name: getattr(learner, name).numpy() for name in names}
+
+    def freeze(self, member: int) -> dict[str, np.ndarray]:
+        self.learner.freeze(member)
+        return self.now()
+
+    def evaluate(self, episodes: int, stochastic: bool) -> np.ndarray:
+        returns: np.ndarray = self.evaluator(self.learner.policy, episodes, stochastic).numpy()
+        return returns
+
+    def state(self) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(self.learner.state_dict(), buffer)
+        return buffer.getvalue()
+
+    def close(self) -> None:
+        self.learner.close()
+        self.evaluator.close()
+
+
+def work(pipe: Connection, config: Config, inherited: Sequence[Connection]) -> None:
+    """Answer what a team asks until it hangs up; errors are answers too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the session decides what it means
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    worker: Worker | None = None
+    try:
+        worker = Worker(config)
+        answer: Any = (worker.learner.obs_size, worker.learner.rollout_steps)
+        while True:
+            pipe.send((None, answer))
+            name, args = pipe.recv()
+            answer = getattr(worker, name)(*args)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the team is gone, and there is nobody to tell
+    except Exception as error:
+        error.add_note(f"in a process of the team:\n{traceback.format_exc()}")
+        pipe.send((error, None))
+    finally:
+        if worker is not None:
+            worker.close()

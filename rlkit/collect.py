@@ -29,7 +29,19 @@ class ActionMap(Protocol):
 
 
 class NonFiniteError(RuntimeError):
-    """An environment gave a reward or an observation that is not a number, or infinite."""
+    """An environment gave a reward or an observation that is not a number, or infinite.
+
+    Args:
+        text: what happened; `{member}` in it stands for the member's number.
+        member: whom it happened to.
+    """
+
+    def __init__(self, text: str, member: int | None = None) -> None:
+        super().__init__(text, member)
+        self.text, self.member = text, member
+
+    def __str__(self) -> str:
+        return self.text.format(member=self.member)
 
 
 def action_noise(
@@ -342,8 +354,8 @@ def check_finite(name: str, x: np.ndarray, num_envs: int, first: int = 0) -> Non
         return
     step, lane = np.argwhere(~np.isfinite(x))[0][:2] + (first, 0)
     raise NonFiniteError(
-        f"environment {lane % num_envs} of member {lane // num_envs} gave a non-finite {name} "
-        f"at step {step} of the rollout"
+        f"environment {lane % num_envs} of member {{member}} gave a non-finite {name} at step {step} of the rollout",
+        int(lane // num_envs),
     )
 
 

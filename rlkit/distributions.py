@@ -38,15 +38,15 @@ class Distribution(ABC):
         """Return a distribution of the same kind with other parameters (a stored one)."""
 
     @abstractmethod
-    def shifted(self, offset: Tensor) -> Distribution:
+    def shifted(self, offset: Any) -> Distribution:
         """Return the distribution with an offset [..., A] added to its logits, or to its mean."""
 
     @abstractmethod
-    def sample(self, noise: Tensor) -> Tensor:
+    def sample(self, noise: Any) -> Any:
         """Turn standard noise (what `noise_kind` names, shape of the parameters) into raw actions."""
 
     @abstractmethod
-    def mode(self) -> Tensor:
+    def mode(self) -> Any:
         """The most likely raw action."""
 
     @abstractmethod
@@ -92,13 +92,13 @@ class Categorical(Distribution):
     def with_params(self, params: Mapping[str, Tensor]) -> Categorical:
         return Categorical(params["logits"], self.sizes)
 
-    def shifted(self, offset: Tensor) -> Categorical:
+    def shifted(self, offset: Any) -> Categorical:
         return Categorical(self.logits + offset, self.sizes)
 
-    def sample(self, noise: Tensor) -> Tensor:
+    def sample(self, noise: Any) -> Any:
         return Categorical(self.logits + noise, self.sizes).mode()
 
-    def mode(self) -> Tensor:
+    def mode(self) -> Any:
         best = [head.argmax(-1)[..., None] for head in self.heads]
         return best[0] if len(best) == 1 else library(self.logits).concatenate(best, -1)
 
@@ -135,13 +135,13 @@ class DiagonalGaussian(Distribution):
     def with_params(self, params: Mapping[str, Tensor]) -> DiagonalGaussian:
         return DiagonalGaussian(params["mean"], params["log_std"], self.squash)
 
-    def shifted(self, offset: Tensor) -> DiagonalGaussian:
+    def shifted(self, offset: Any) -> DiagonalGaussian:
         return DiagonalGaussian(self.mean + offset, self.log_std, self.squash)
 
-    def sample(self, noise: Tensor) -> Tensor:
+    def sample(self, noise: Any) -> Any:
         return self.mean + library(self.mean).exp(self.log_std) * noise
 
-    def mode(self) -> Tensor:
+    def mode(self) -> Any:
         return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:

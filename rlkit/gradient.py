@@ -180,12 +180,12 @@ class Gradient:
             stop = start + p.numel() // p.shape[0]
             self.places[p] = self.flat[:, start:stop].view(p.shape)
             start = stop
-        self.trunk, self.actor, self.critic = map(self._by_hand, (policy.trunk, policy.actor, policy.critic))
+        self.actor = self._by_hand(policy.actor)
+        self.trunk = None if policy.trunk is None else self._by_hand(policy.trunk)
+        self.critic = None if policy.critic is None else self._by_hand(policy.critic)
         self.log_std = None if policy.log_std is None else as_array(policy.log_std.detach().mT, xp)
 
-    def _by_hand(self, network: StackedMLP | None) -> ByHand | None:
-        if network is None:
-            return None
+    def _by_hand(self, network: StackedMLP) -> ByHand:
         # the gradient of a parameter that is not learned goes to a place that nobody reads
         places = [[self.places.get(p, torch.empty_like(p)).detach() for p in layer] for layer in network.layers]
         return network.by_hand(self.xp, places)
@@ -206,7 +206,8 @@ class Gradient:
         value = None if self.critic is None else self.critic.forward(x)[:, 0]
         head = self._head(output, rows)
 
-        seen, by = Evaluated(self.xp, head.log_prob, value), {}
+        seen = Evaluated(self.xp, head.log_prob, value)
+        by: dict[str, Any] = {}  # d loss / d log_prob, entropy, value
         closed, rest = Chain(), Chain()
         for name, link in self.chain.links.items():
             parts = link.gradients(seen, rows)
@@ -217,11 +218,12 @@ class Gradient:
 
         self.flat.zero_()
         by_output, by_value = self._by_output(head, output, by), by.get("value")
-        tensors = [None if x is None else torch.as_tensor(x) for x in (output.mT, head.log_prob, value)]
+        output, log_prob = torch.as_tensor(output.mT), torch.as_tensor(head.log_prob)
+        value = None if value is None else torch.as_tensor(value)
         terms: dict[str, Tensor] = {}
         by_params: Sequence[Tensor | None] = ()
         if rest.links:
-            terms, more, more_value, by_params = self._by_autograd(rest, tensors[0], tensors[2], batch)
+            terms, more, more_value, by_params = self._by_autograd(rest, output, value, batch)
             by_output += as_array(more.mT, self.xp)  # in place: another order in memory would mean other rounding
             if more_value is not None:
                 by_value = as_array(more_value, self.xp) + (0.0 if by_value is None else by_value)
@@ -229,7 +231,7 @@ class Gradient:
         for p, by_param in zip(self.params, by_params, strict=False):
             if by_param is not None:
                 self.places[p] += by_param
-        out = Out(self._distribution(tensors[0], batch), tensors[1], tensors[2])
+        out = Out(self._distribution(output, batch), log_prob, value)
         return Differentiated(self.flat, out, terms, functools.partial(closed.losses, out, batch, self.policy))
 
     def _head(self, output: Any, rows: Rows) -> CategoricalHeads | GaussianDimensions:
@@ -284,8 +286,8 @@ class Gradient:
         """Go back through the networks from d loss / d output and d loss / d value, if the loss knows the value."""
         shared = self.trunk is not None
         by_features = self.actor.backward(by_output, shared)
-        if by_value is not None:
+        if self.critic is not None and by_value is not None:
             by_input = self.critic.backward(by_value[:, None], shared)
             by_features = by_features + by_input if shared else None
-        if shared:
+        if self.trunk is not None:
             self.trunk.backward(by_features)

@@ -149,11 +149,12 @@ class Adam:
             g *= scale[:, None]
         if self._sound and bool(stepped.all()):
             for some in self.cached:
-                adam_(*(x[some] for x in state), g[some], lr[some], self.betas, table)
+                weight, m, v, t = (x[some] for x in state)
+                adam_(weight, m, v, t, g[some], lr[some], self.betas, table)
         else:  # on copies of the rows that step; the others are not touched
             stepped = self._guard(taking, finite)
-            rows = tuple(x[stepped] for x in state)
-            adam_(*rows, g[stepped], lr[stepped], self.betas, table)
+            rows = weight, m, v, t = tuple(x[stepped] for x in state)
+            adam_(weight, m, v, t, g[stepped], lr[stepped], self.betas, table)
             for whole, part in zip(state, rows, strict=True):
                 whole[stepped] = part
         return StepResult(*map(torch.as_tensor, (norm, scale, stepped, finite)))

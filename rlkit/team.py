@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rlkit.build import build_evaluator, build_learner
+from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import Config
 from rlkit.policy import Policy
 
@@ -87,7 +88,9 @@ class Team:
             ours, theirs = context.Pipe()
             share = replace(config, seed=config.seed + part.start, members=len(part))
             inherited = [*self._pipes, ours] if sys.platform == "linux" else []
-            process = context.Process(target=work, args=(theirs, share, inherited), name=f"rlkit members {part.start}-")
+            process = context.Process(
+                target=work, args=(theirs, share, part.start, inherited), name=f"members {part.start} to {part[-1]}"
+            )
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -148,11 +151,12 @@ class Team:
 
     def _answers(self) -> list[Any]:
         """What all processes answer; an error of one is raised once all have answered."""
-        answers, errors = [], []
+        answers: list[Any] = []
+        errors: list[Exception] = []
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             try:
                 answers.append(_answer(pipe))
-            except EOFError:
+            except (EOFError, OSError):
                 errors.append(_lost(process))
             except Exception as error:
                 errors.append(error)
@@ -233,8 +237,14 @@ class Worker:
         self.evaluator.close()
 
 
-def work(pipe: Connection, config: Config, inherited: Sequence[Connection]) -> None:
-    """Answer what a team asks until it hangs up; errors are answers too."""
+def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Connection]) -> None:
+    """Answer what a team asks until it hangs up; errors are answers too.
+
+    Args:
+        config: of this part of the members.
+        first: the number of its first member.
+        inherited: pipes that a fork has copied and that are not ours.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the session decides what it means
     for other in inherited:
         other.close()
@@ -251,6 +261,8 @@ def work(pipe: Connection, config: Config, inherited: Sequence[Connection]) -> N
         pass  # the team is gone, and there is nobody to tell
     except Exception as error:
         error.add_note(f"in a process of the team:\n{traceback.format_exc()}")
+        if isinstance(error, NonFiniteError) and error.member is not None:
+            error = NonFiniteError(error.text, first + error.member)
         pipe.send((error, None))
     finally:
         if worker is not None:

@@ -42,9 +42,10 @@ class Surrogate(Link):
 
 def standardized(batch: Batch | Rows, epsilon: float = 1e-8) -> Any:
     """(A - mean) / (std + epsilon) over the real rows of each member's minibatch, [M, B]; std unbiased (ddof 1)."""
-    x, rows = batch.advantage, batch.height
+    x: Any = batch.advantage
+    rows: Any = batch.height
     if batch.padded:
-        real = batch.weight > 0
+        real: Any = batch.weight > 0
         rows = real.sum(1, keepdims=True, dtype=x.dtype).clip(min=1.0)
         centred = (x - (x * real).sum(1, keepdims=True) / rows) * real
     else:

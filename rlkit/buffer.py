@@ -13,6 +13,7 @@ A rollout has one row for each (time, member, environment); `flatten` turns its 
 from __future__ import annotations
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -117,8 +118,8 @@ class Batch(Mapping[str, Tensor]):
 
     def masked(self, real: Tensor) -> Batch:
         """Return the batch with weight 0 in every column of weights where `real` [M, B] is False."""
-        columns = {name: x * real if is_weight(name) else x for name, x in self.columns.items()}
-        return Batch(columns, self.count, padded=True)
+        weights = {name: self.columns[name] * real for name in self.columns if is_weight(name)}
+        return Batch(ChainMap(weights, self.columns), self.count, padded=True)  # type: ignore[arg-type]
 
     def starting_with(self, prefix: str) -> dict[str, Tensor]:
         """Return the columns whose name starts with `prefix`, without it: the parameters of a stored distribution."""
@@ -126,17 +127,8 @@ class Batch(Mapping[str, Tensor]):
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows `rows` (int64 [M, b], an index into B for each member)."""
-        members, height = self.members, self.height
-        flat = (rows + torch.arange(members, device=rows.device)[:, None] * height).flatten()
-        return Batch(
-            {
-                name: x.flatten(0, 1).index_select(0, flat).view(members, -1, *x.shape[2:])
-                for name, x in self.columns.items()
-            },
-            self.count,
-            self.padded,
-            self.uniform,
-        )
+        flat = (rows + torch.arange(self.members, device=rows.device)[:, None] * self.height).flatten()
+        return Batch(_Taken(self.columns, rows, flat), self.count, self.padded, self.uniform)
 
     def slices(self, width: int) -> Iterator[Batch]:
         """Yield batches of `width` rows of every member, as views."""
@@ -149,20 +141,43 @@ class Batch(Mapping[str, Tensor]):
         return self.columns.array(name) if isinstance(self.columns, _Cut) else self.columns[name].numpy()
 
 
-class _Cut(Mapping[str, Tensor]):
-    """Rows of columns, cut when they are asked for: a step of an update reads few of them."""
+class _Some(Mapping[str, Tensor]):
+    """Some rows of columns, found when a column is asked for: the steps of an update read few of them."""
 
-    def __init__(self, whole: Mapping[str, Tensor], arrays: dict[str, np.ndarray], start: int, stop: int) -> None:
-        self.whole, self.arrays, self.start, self.stop = whole, arrays, start, stop
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.whole[name][:, self.start : self.stop]
+    def __init__(self, whole: Mapping[str, Tensor]) -> None:
+        self.whole = whole
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.whole)
 
     def __len__(self) -> int:
         return len(self.whole)
+
+
+class _Taken(_Some):
+    """Rows in another order, gathered once."""
+
+    def __init__(self, whole: Mapping[str, Tensor], rows: Tensor, flat: Tensor) -> None:
+        super().__init__(whole)
+        self.shape, self.flat = rows.shape, flat
+        self.taken: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.taken:
+            x = self.whole[name]
+            self.taken[name] = x.flatten(0, 1).index_select(0, self.flat).view(*self.shape, *x.shape[2:])
+        return self.taken[name]
+
+
+class _Cut(_Some):
+    """Neighbouring rows, as views."""
+
+    def __init__(self, whole: Mapping[str, Tensor], arrays: dict[str, np.ndarray], start: int, stop: int) -> None:
+        super().__init__(whole)
+        self.arrays, self.start, self.stop = arrays, start, stop
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.whole[name][:, self.start : self.stop]
 
     def array(self, name: str) -> np.ndarray:
         """The rows as a NumPy array; the whole column is turned into one only once."""

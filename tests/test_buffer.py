@@ -104,7 +104,7 @@ def test_take_picks_rows_of_the_own_member() -> None:
     for name, x in batch.items():
         for m in range(3):
             assert torch.equal(taken[name][m], x[m, rows[m]]), name
-    taken.columns["weight"] *= 0
+    taken["weight"].mul_(0.0)
     assert batch.weight.any()  # a copy, not a view
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from rlkit.mlp import ByHand, StackedMLP, array_library, as_array
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
 
+CACHED_ROWS = 2048  # of all members: more go one piece after the other, so that a core's cache holds what lies between
+SHORTEST_PIECE = 512  # rows of a member; products of fewer are slow
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -147,6 +149,8 @@ class Rows:
     def __init__(self, xp: Any, batch: Batch) -> None:
         self._xp, self._batch = xp, batch
         self.padded, self.uniform, self.height = batch.padded, batch.uniform, batch.height
+        self._whole, self._part = self, slice(None)
+        self._known: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         array = self._batch.array(name) if self._xp is np else self._batch[name]
@@ -156,12 +160,30 @@ class Rows:
     def __contains__(self, name: str) -> bool:
         return name in self._batch.columns
 
+    def parts(self, height: int) -> Iterator[Rows]:
+        """Yield `height` rows of every member after the other."""
+        for k, batch in enumerate(self._batch.slices(height)):
+            part = Rows(self._xp, batch)
+            part._whole, part._part = self, slice(k * height, (k + 1) * height)
+            yield part
+
     def share(self, column: str) -> Any:
         """d (loss of a member) / d (its term), for terms weighed by `column`: see `reduce`; a number, or [M, B]."""
         if self.uniform and column == "weight":
-            return 1.0 / self.height
-        weight = getattr(self, column)
-        return weight / (weight > 0).sum(1, keepdims=True, dtype=weight.dtype).clip(min=1)
+            return 1.0 / self._whole.height
+        return self.of_all(_share, column)
+
+    def of_all(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return these rows of function(all rows of the minibatch, *args), [M, B]; it is called once."""
+        known = self._whole._known
+        if (function, args) not in known:
+            known[function, args] = function(self._whole, *args)
+        return known[function, args][:, self._part]
+
+
+def _share(rows: Rows, column: str) -> Any:
+    weight = getattr(rows, column)
+    return weight / (weight > 0).sum(1, keepdims=True, dtype=weight.dtype).clip(min=1)
 
 
 class Gradient:
@@ -184,6 +206,7 @@ class Gradient:
         self.trunk = None if policy.trunk is None else self._by_hand(policy.trunk)
         self.critic = None if policy.critic is None else self._by_hand(policy.critic)
         self.log_std = None if policy.log_std is None else as_array(policy.log_std.detach().mT, xp)
+        self.in_pieces = xp is np
 
     def _by_hand(self, network: StackedMLP) -> ByHand:
         # the gradient of a parameter that is not learned goes to a place that nobody reads
@@ -198,16 +221,38 @@ class Gradient:
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Differentiated:
         """Evaluate the policy on a minibatch and find the gradient of its loss."""
-        rows = Rows(self.xp, batch)
-        x = rows.obs if self.policy.normalizer is None else rows.input
-        if self.trunk is not None:
-            x = self.trunk.forward(x)
-        output = self.actor.forward(x)
-        value = None if self.critic is None else self.critic.forward(x)[:, 0]
-        head = self._head(output, rows)
+        self.flat.zero_()
+        whole = Rows(self.xp, batch)
+        number = min(batch.members * batch.height // CACHED_ROWS, batch.height // SHORTEST_PIECE)
+        pieces: Iterable[Rows] = whole.parts(-(-batch.height // number)) if self.in_pieces and number > 1 else [whole]
+        found: list[tuple[Any, Any, Any]] = []  # output, log_prob, value of each piece
+        for rows in pieces:
+            x = rows.obs if self.policy.normalizer is None else rows.input
+            if self.trunk is not None:
+                x = self.trunk.forward(x)
+            output = self.actor.forward(x)
+            value = None if self.critic is None else self.critic.forward(x)[:, 0]
+            head = self._head(output, rows)
+            by, closed, rest = self._by_links(Evaluated(self.xp, head.log_prob, value), rows)
+            if rest.links:
+                if rows is not whole:  # autograd goes through the minibatch at once
+                    self.in_pieces = False
+                    return self(batch)
+                terms, by_params = self._by_autograd(rest, output, value, batch, by)
+            self._backward(self._by_output(head, output, by), by.get("value"), more=bool(found))
+            found.append((output, head.log_prob, value))
+        if rest.links:
+            for p, by_param in zip(self.params, by_params, strict=True):
+                if by_param is not None:
+                    self.places[p] += by_param
+        output, log_prob, value = (self._joined(x) for x in zip(*found, strict=True))
+        out = Out(self._distribution(output.mT, batch), log_prob, value)
+        losses = functools.partial(closed.losses, out, batch, self.policy)
+        return Differentiated(self.flat, out, terms if rest.links else {}, losses)
 
-        seen = Evaluated(self.xp, head.log_prob, value)
-        by: dict[str, Any] = {}  # d loss / d log_prob, entropy, value
+    def _by_links(self, seen: Evaluated, rows: Rows) -> tuple[dict[str, Any], Chain, Chain]:
+        """Return d loss / d log_prob, entropy and value, the links that gave theirs, and the others."""
+        by: dict[str, Any] = {}
         closed, rest = Chain(), Chain()
         for name, link in self.chain.links.items():
             parts = link.gradients(seen, rows)
@@ -215,24 +260,13 @@ class Gradient:
             for key, part in (parts or {}).items():
                 part = part * rows.share(link.weight)
                 by[key] = by[key] + part if key in by else part
+        return by, closed, rest
 
-        self.flat.zero_()
-        by_output, by_value = self._by_output(head, output, by), by.get("value")
-        output, log_prob = torch.as_tensor(output.mT), torch.as_tensor(head.log_prob)
-        value = None if value is None else torch.as_tensor(value)
-        terms: dict[str, Tensor] = {}
-        by_params: Sequence[Tensor | None] = ()
-        if rest.links:
-            terms, more, more_value, by_params = self._by_autograd(rest, output, value, batch)
-            by_output += as_array(more.mT, self.xp)  # in place: another order in memory would mean other rounding
-            if more_value is not None:
-                by_value = as_array(more_value, self.xp) + (0.0 if by_value is None else by_value)
-        self._backward(by_output, by_value)
-        for p, by_param in zip(self.params, by_params, strict=False):
-            if by_param is not None:
-                self.places[p] += by_param
-        out = Out(self._distribution(output, batch), log_prob, value)
-        return Differentiated(self.flat, out, terms, functools.partial(closed.losses, out, batch, self.policy))
+    def _joined(self, pieces: Sequence[Any]) -> Any:
+        """Arrays [M, ..., b] of pieces as one tensor [M, ..., B]; None if they are."""
+        if pieces[0] is None:
+            return None
+        return torch.as_tensor(pieces[0] if len(pieces) == 1 else self.xp.concatenate(pieces, -1))
 
     def _head(self, output: Any, rows: Rows) -> CategoricalHeads | GaussianDimensions:
         """What lies between the actor's output and log pi(action)."""
@@ -252,42 +286,52 @@ class Gradient:
         """d loss / d output of the actor; that by a free log std goes to its place."""
         by_log_prob = by["log_prob"] if "log_prob" in by else 0.0 * head.log_prob
         if isinstance(head, CategoricalHeads):
-            return head.backward(by_log_prob, by.get("entropy"))
-        by_mean, by_log_std = head.backward(by_log_prob, by.get("entropy"))
-        if self.log_std is None:
-            low, high = LOG_STD_RANGE
-            raw = output[:, self.policy.action_size :]
-            return self.xp.concatenate([by_mean, by_log_std * ((raw >= low) & (raw <= high))], 1)
-        if self.policy.log_std in self.places:
-            self.places[self.policy.log_std] += torch.as_tensor(by_log_std.sum(2, keepdims=True).mT)
-        return by_mean
+            by_output = head.backward(by_log_prob, by.get("entropy"))
+        else:
+            by_output, by_log_std = head.backward(by_log_prob, by.get("entropy"))
+            if self.log_std is None:
+                low, high = LOG_STD_RANGE
+                raw = output[:, self.policy.action_size :]
+                by_output = self.xp.concatenate([by_output, by_log_std * ((raw >= low) & (raw <= high))], 1)
+            elif self.policy.log_std in self.places:
+                self.places[self.policy.log_std] += torch.as_tensor(by_log_std.sum(2, keepdims=True).mT)
+        if "output" in by:
+            by_output += by["output"]  # in place: another order in memory would mean other rounding
+        return by_output
 
     def _by_autograd(
-        self, rest: Chain, output: Tensor, value: Tensor | None, batch: Batch
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor | None, Sequence[Tensor | None]]:
-        """Return the terms of links without a closed form, and d loss / d output, value and parameters.
+        self, rest: Chain, output: Any, value: Any, batch: Batch, by: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
+        """Add d loss / d output and value of links without a closed form to `by`.
 
-        Parameters get a share of their own from losses that depend on them directly, a penalty on weights for one.
+        Returns:
+            terms: their losses.
+            by_params: what the losses owe to parameters directly, a penalty on weights for one.
         """
-        leaves = [x.detach().requires_grad_() for x in (output, value) if x is not None]
+        leaves = [torch.as_tensor(x).detach().requires_grad_() for x in (output, value) if x is not None]
         with torch.enable_grad():
-            dist = self._distribution(leaves[0], batch)
+            dist = self._distribution(leaves[0].mT, batch)
             out = Out(dist, dist.log_prob(batch.action), None if value is None else leaves[1])
             terms = rest.losses(out, batch, self.policy)
             loss = reduce(terms, batch, rest.column).sum() if terms else torch.zeros(())
         found: Sequence[Tensor | None] = [None] * (len(leaves) + len(self.params))
         if loss.requires_grad:
             found = torch.autograd.grad(loss, [*leaves, *self.params], allow_unused=True)
-        grads = [torch.zeros_like(x) if by is None else by for x, by in zip(leaves, found, strict=False)]
-        terms = {name: term.detach() for name, term in terms.items()}
-        return terms, grads[0], None if value is None else grads[1], found[len(leaves) :]
+        for name, leaf, grad in zip(("output", "value"), leaves, found, strict=False):
+            part = as_array(torch.zeros_like(leaf) if grad is None else grad, self.xp)
+            by[name] = by[name] + part if name in by else part
+        return {name: term.detach() for name, term in terms.items()}, found[len(leaves) :]
 
-    def _backward(self, by_output: Any, by_value: Any) -> None:
-        """Go back through the networks from d loss / d output and d loss / d value, if the loss knows the value."""
+    def _backward(self, by_output: Any, by_value: Any, more: bool) -> None:
+        """Go back through the networks from d loss / d output and d loss / d value, if the loss knows the value.
+
+        Args:
+            more: add to the gradient of other rows.
+        """
         shared = self.trunk is not None
-        by_features = self.actor.backward(by_output, shared)
+        by_features = self.actor.backward(by_output, shared, more)
         if self.critic is not None and by_value is not None:
-            by_input = self.critic.backward(by_value[:, None], shared)
+            by_input = self.critic.backward(by_value[:, None], shared, more)
             by_features = by_features + by_input if shared else None
         if self.trunk is not None:
-            self.trunk.backward(by_features)
+            self.trunk.backward(by_features, more=more)

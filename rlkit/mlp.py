@@ -176,11 +176,12 @@ class ByHand:
                 x = self.xp.add(y, bias.mT, out=self._empty(y.shape))
         return x
 
-    def backward(self, d: Any, into_input: bool = False) -> Any:
+    def backward(self, d: Any, into_input: bool = False, more: bool = False) -> Any:
         """Write d loss / d (bias, weight) of each layer into `grads`; return that of the input if it is wanted.
 
         Args:
             d: d loss / d what `forward` returned; may be overwritten.
+            more: add to what `grads` hold.
         """
         members, rows, _ = self.inputs[0].shape
         ones = self._place("ones", 0, (1, 1, rows))
@@ -191,8 +192,11 @@ class ByHand:
             else:
                 d = d.mT
             (grad_bias, grad_weight), weight = self.grads[i], self.layers[i][1]
-            self.xp.matmul(self.inputs[i].mT, d, out=grad_weight)
-            self.xp.matmul(ones, d, out=grad_bias)  # the sum over rows, which a product does faster
+            for x, grad in ((self.inputs[i].mT, grad_weight), (ones, grad_bias)):  # a product sums rows fastest
+                if more:
+                    grad += x @ d
+                else:
+                    self.xp.matmul(x, d, out=grad)
             if i or into_input:
                 back = self._place("w", i, (members, weight.shape[2], weight.shape[1]))
                 back[...] = weight.mT

@@ -30,6 +30,13 @@ MEMBERS, ROWS, OBS = 3, 17, 5
 libraries = pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
 
 
+@pytest.fixture(autouse=True, params=[2048, 15], ids=["whole", "pieces"])
+def cached_rows(request, monkeypatch):
+    """Five rows of each member at a time, or all."""
+    monkeypatch.setattr(module, "CACHED_ROWS", request.param)
+    monkeypatch.setattr(module, "SHORTEST_PIECE", 5)
+
+
 SPACES = {"discrete": Discrete(4), "several heads": MultiDiscrete([2, 3]), "continuous": Box(-1.0, 1.0, (2,))}
 
 

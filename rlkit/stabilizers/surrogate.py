@@ -33,7 +33,7 @@ class Surrogate(Link):
         return {"loss": clipped_surrogate(out.log_prob - batch.log_prob, advantage, low, high)}
 
     def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any]:
-        advantage = standardized(batch) if self.normalize_advantage else batch.advantage
+        advantage = batch.of_all(standardized) if self.normalize_advantage else batch.advantage
         low = out.array(self.clip.value)[:, None]
         high = low if self.clip_high is None else self.clip_high
         log_ratio = out.log_prob - batch.log_prob

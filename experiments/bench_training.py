@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ ZOO = {"num_envs": 8, "steps": 32, "epochs": 20, "gamma": 0.98, "gae_lambda": 0.
 HIDDEN = 64
 
 
-def rlkit_steps(members: int, num_envs: int, seconds: float, overrides: list[str] = SETTINGS) -> dict[str, float]:
+def rlkit_steps(
+    members: int, num_envs: int, seconds: float, overrides: Sequence[str] = SETTINGS, more: Sequence[str] = ()
+) -> dict[str, float]:
     """Training steps per second of all members together, logging included."""
     from rlkit.metrics import Logger
     from rlkit.session import Session
     from rlkit.train import compose, prepare
 
-    settings = [*overrides, f"members={members}", f"num_envs={num_envs}", "total_steps=1000000000"]
+    settings = [*overrides, *more, f"members={members}", f"num_envs={num_envs}", "total_steps=1000000000"]
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare(compose(settings)[0])
         config, learner = prepared.config, prepared.learner
@@ -190,9 +192,9 @@ def product_rate(seconds: float) -> dict[str, float]:
     return {"gflops": max(rates)}
 
 
-def flops_per_step(epochs: int = 4, obs: int = 4, actions: int = 2) -> float:
+def flops_per_step(epochs: int = 4, obs: int = 4, actions: int = 2, width: int = HIDDEN) -> float:
     """Floating-point operations of the matrix products of one training step: acting, values, and the update."""
-    layers = [[(obs, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, out)] for out in (actions, 1)]
+    layers = [[(obs, width), (width, width), (width, out)] for out in (actions, 1)]
     forward = [sum(2 * a * b for a, b in network) for network in layers]
     backward = sum(forward) * 2 - sum(2 * a * b for a, b in (network[0] for network in layers))
     return 2 * forward[0] + forward[1] + epochs * (sum(forward) + backward)
@@ -303,6 +305,26 @@ def solved_table(repeats: int) -> None:
         print(f"| {name} | {row} |", flush=True)
 
 
+def scale_table(seconds: float) -> None:
+    """How speed and memory of one process grow with members, environments and width; one measurement each."""
+    grids = {
+        "members": [(m, 4, 64) for m in (1, 4, 16, 64, 256)],
+        "environments": [(1, n, 64) for n in (1, 16, 256, 4096)],
+        "width": [(1, 64, w) for w in (64, 128, 256, 512)],
+    }
+    print("\n| grows | members | environments | width | us per step | ns per thousand operations | memory |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for what, grid in grids.items():
+        for members, envs, width in grid:
+            more = [f"policy.hidden=[{width},{width}]", "processes=1"]
+            job = {"kind": "rlkit_steps", "members": members, "num_envs": envs, "seconds": seconds, "more": more}
+            found = measure(job)
+            time_of_step = 1e6 / found["steps_per_second"]
+            per_thousand = 1e6 * time_of_step / flops_per_step(width=width)
+            cells = f"{time_of_step:.1f} | {per_thousand:.0f} | {found['megabytes']:,.0f} MB"
+            print(f"| {what} | {members} | {envs:,} | {width} | {cells} |", flush=True)
+
+
 def sbx_python() -> str:
     """Make a virtual environment with SBX and return its interpreter."""
     folder = Path(tempfile.gettempdir()) / "rlkit-bench-sbx"
@@ -322,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--only", choices=("steps", "zoo", "solved"), help="one of the three tables")
+    parser.add_argument("--only", choices=("steps", "zoo", "solved", "scale"), help="one of the four tables")
     parser.add_argument("--sbx", action="store_true", help="measure SBX too")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -336,6 +358,8 @@ def main() -> None:
         zoo_table(args.repeats, args.seconds)
     if args.only in (None, "solved"):
         solved_table(args.repeats)
+    if args.only in (None, "scale"):
+        scale_table(args.seconds)
     print(
         f"\nMedians of {args.repeats} alternating runs; ratios are to the better Stable-Baselines3 of the same round."
     )

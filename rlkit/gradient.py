@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.arrays import array_library, as_array
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
 from rlkit.link import Chain
-from rlkit.mlp import ByHand, StackedMLP, array_library, as_array
+from rlkit.mlp import ByHand, StackedMLP
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlkit.arrays import in_place
 from rlkit.buffer import Rollout
 
 
@@ -78,12 +79,11 @@ def centre(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
 
 def discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
     """y_t = x_t + carry_t y_{t+1}, from the last row back to the first; all [T, ...]."""
-    running = torch.zeros_like(x[0])
-    sums = []
-    for row, factor in zip(x.unbind()[::-1], carry.unbind()[::-1], strict=True):
-        running = torch.addcmul(row, factor, running)
-        sums.append(running)
-    return torch.stack(sums[::-1])
+    y = x.clone()
+    rows, factors = in_place(y), in_place(carry)
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t] += factors[t] * rows[t + 1]
+    return y
 
 
 def returns_to_go(reward: Tensor, valid: Tensor, ended: Tensor, gamma: float) -> Tensor:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlkit.arrays import array_library, as_array
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -119,16 +121,6 @@ class StackedMLP(nn.Module):
             [tuple(as_array(x.detach(), xp) for x in pair) for pair in pairs] for pairs in (self.layers, grads)
         )
         return ByHand(layers, places, self.num_hidden, self.activation, xp)
-
-
-def array_library(device: torch.device) -> Any:
-    """numpy for tensors in main memory, where it starts an operation in a fraction of the time, torch elsewhere."""
-    return np if device.type == "cpu" else torch
-
-
-def as_array(x: Tensor, xp: Any) -> Any:
-    """A tensor as an array of `xp`: as it is for torch, over the same memory for numpy."""
-    return x.numpy() if xp is np else x
 
 
 class ByHand:

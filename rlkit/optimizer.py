@@ -12,6 +12,8 @@ import torch
 from array_api_compat import array_namespace
 from torch import Tensor, nn
 
+from rlkit.arrays import in_place
+
 CACHED = 1 << 15  # weights of the members that make their step together, whose vectors then stay in a core's cache
 
 
@@ -73,11 +75,6 @@ def adam_(
     xp.divide(m, work, out=work)
     work *= learning_rate[:, None] * size
     weight -= work
-
-
-def in_place(x: Tensor) -> Any:
-    """The tensor as a NumPy array over its own memory where it lies in main memory, and as it is on another device."""
-    return x.numpy() if x.device.type == "cpu" else x
 
 
 class Adam:

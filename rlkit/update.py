@@ -135,10 +135,7 @@ class Rows:
     def of(cls, record: UpdateRecord) -> Rows:
         """Gather the rows of a record of at least one step."""
         minis = record.minibatches
-        first = minis[0].out.dist
-        dist = first.with_params(_side_by_side([mini.out.dist.params for mini in minis]))
-        old = first.with_params(_side_by_side([mini.batch.starting_with("old_") for mini in minis]))
-        weight = torch.cat([mini.batch.weight * mini.active[:, None] for mini in minis], 1)
+        dist, old, weight = _side_by_side_of(minis)
         log_prob = torch.cat([mini.out.log_prob for mini in minis], 1)
         old_log_prob = torch.cat([mini.batch.log_prob for mini in minis], 1)
         epochs, end = [], 0
@@ -154,6 +151,14 @@ class Rows:
         return [_mean(self.kl[:, a:b], self.weight[:, a:b]) for a, b in parts]
 
 
+def _side_by_side_of(minis: list[Minibatch]) -> tuple[Distribution, Distribution, Tensor]:
+    """pi, pi_old and weights of the rows of some minibatches."""
+    first = minis[0].out.dist
+    dist = first.with_params(_side_by_side([mini.out.dist.params for mini in minis]))
+    old = first.with_params(_side_by_side([mini.batch.starting_with("old_") for mini in minis]))
+    return dist, old, torch.cat([mini.batch.weight * mini.active[:, None] for mini in minis], 1)
+
+
 def _side_by_side(params: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([p[name] for p in params], 1).detach() for name in params[0]}
 
@@ -167,12 +172,14 @@ def kl_by_epoch(record: UpdateRecord) -> list[Tensor]:
     return Rows.of(record).kl_by_epoch() if record.minibatches else []
 
 
+@torch.no_grad()
 def last_kl(record: UpdateRecord) -> Tensor | None:
     """KL of the last epoch each member took part in, [M] nats, nan where it took part in none; None without a step."""
     result: Tensor | None = None
     for epoch in sorted({mini.epoch for mini in record.minibatches}, reverse=True):
-        part = UpdateRecord([mini for mini in record.minibatches if mini.epoch == epoch])
-        (kl,) = Rows.of(part).kl_by_epoch()
+        minis = [mini for mini in record.minibatches if mini.epoch == epoch]
+        dist, old, weight = _side_by_side_of(minis)
+        kl = _mean(exact_kl(old, dist), weight)
         result = kl if result is None else torch.where(result.isnan(), kl, result)
         if not bool(result.isnan().any()):
             break

@@ -25,9 +25,10 @@ from rlkit.conf import schema
 from rlkit.conf.schema import ConfigError
 from rlkit.evaluate import Evaluator
 from rlkit.interquartile import interquartile_mean
+from rlkit.loop import Learner
 from rlkit.search_space import Plan, distribution, make_plan
 from rlkit.study import Score, Study
-from rlkit.train import Prepared, compose, execute, prepare
+from rlkit.train import compose, execute, prepare
 
 STEPS = 192  # of a member: three rollouts of 64
 # fmt: off
@@ -118,7 +119,7 @@ def test_best_yaml_as_tuned_settings_gives_the_run_of_the_best_trial(tmp_path, s
 
 def test_a_trial_below_the_median_ends_at_that_evaluation(tmp_path, space, monkeypatch):
     closed = []
-    monkeypatch.setattr(Prepared, "close", lambda self: (closed.append(self), self.learner.collector.close()))
+    monkeypatch.setattr(Learner, "close", lambda self: (closed.append(self), self.collector.close()))
     study = Study(tmp_path, planned(space, "algo.num_minibatches=2"))
     parameters = {"algo.learning_rate": 1e-3, "algo.gamma": 0.9, "algo.num_epochs": 1}
     for _ in range(5):  # within reach at 50 steps, out of reach from 100 on

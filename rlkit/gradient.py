@@ -35,6 +35,13 @@ def reduce(terms: dict[str, Tensor], batch: Batch, column_of: Callable[[str], st
     Weights average to one over a batch (`rlkit.aggregation`), so the mean over a minibatch's rows estimates the loss of
     the batch without bias, for every aggregation. Terms of shape [M] are added as they are.
     """
+    for name, term in terms.items():
+        shape = tuple(term.shape) if isinstance(term, Tensor) else type(term).__name__
+        if shape not in ((batch.members,), (batch.members, batch.height)):
+            raise ValueError(
+                f"the loss {name} is {shape}; it must be a tensor [M, B] = [{batch.members}, {batch.height}], "
+                f"before any reduction, or [M] = [{batch.members}]"
+            )
     parts = [term for term in terms.values() if term.dim() == 1]
     totals: dict[str, Tensor] = {}
     for name, term in terms.items():

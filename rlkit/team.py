@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -40,6 +41,8 @@ def cores() -> int:
 
 def num_processes(config: Config) -> int:
     """How many processes the members of a run are shared out to."""
+    if multiprocessing.current_process().daemon:  # a worker of a multiprocessing.Pool may have no processes of its own
+        return 1
     if config.processes is not None:
         return min(config.processes, config.members)
     return max(1, min(cores(), config.members // MEMBERS_EACH))
@@ -237,6 +240,19 @@ class Worker:
         self.evaluator.close()
 
 
+def portable(error: Exception) -> Exception:
+    """The error itself, or where it cannot be sent to another process one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as reason:
+        said = RuntimeError(f"{type(error).__name__}: {error}")
+        said.add_note(
+            f"{error.__notes__[-1]}\n({type(error).__name__} itself cannot be sent between processes: {reason})"
+        )
+        return said
+    return error
+
+
 def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Connection]) -> None:
     """Answer what a team asks until it hangs up; errors are answers too.
 
@@ -263,7 +279,7 @@ def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Conne
         error.add_note(f"in a process of the team:\n{traceback.format_exc()}")
         if isinstance(error, NonFiniteError) and error.member is not None:
             error = NonFiniteError(error.text, first + error.member)
-        pipe.send((error, None))
+        pipe.send((portable(error), None))
     finally:
         if worker is not None:
             worker.close()

@@ -242,3 +242,14 @@ def test_the_forward_pass_by_hand_gives_the_same_numbers(gain):
     x = torch.randn(MEMBERS, ROWS, OBS)
     y = torch.from_numpy(mlp.by_hand(np).forward(x.numpy()))
     torch.testing.assert_close(y if gain is None else y.mT, mlp(x).detach())
+
+
+@pytest.mark.parametrize("bad", [torch.tensor(1.0), torch.ones(2), 3.0], ids=["scalar", "of other members", "number"])
+def test_a_loss_of_another_shape_is_named(bad):
+    class Wrong(Link):
+        def losses(self, out, batch, policy):
+            return {"loss": bad}
+
+    policy = some_policy("discrete")
+    with pytest.raises(ValueError, match=r"the loss wrong/loss is .*\[M, B\] = \[3, 17\].* or \[M\] = \[3\]"):
+        by_hand(policy, Chain(wrong=Wrong()), some_batch(policy, False, False))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -218,6 +220,39 @@ def test_how_many_processes(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert cores() == 8
     assert parts(7, 3) == [range(0, 2), range(2, 4), range(4, 7)]
+
+
+class TwoWords(Exception):
+    """Cannot be built again from its arguments, as pickle would."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+@pytest.mark.parametrize("error", [TwoWords("odd", "exception"), ValueError("odd exception")])
+def test_any_error_can_be_sent(error):
+    error.add_note("where it was")
+    sent = pickle.loads(pickle.dumps(module.portable(error)))
+    assert "odd exception" in str(sent)
+    assert any("where it was" in note for note in sent.__notes__)
+
+
+def in_a_pool(folder: str) -> list[int]:
+    return rlkit.run(
+        algo="ppo",
+        tuned="none",
+        folder=folder,
+        show="off",
+        members=8,
+        total_steps=4096,
+        num_envs=1,
+        **{"eval.every": 0},
+    ).summary["env_steps"]
+
+
+def test_a_worker_of_a_pool_trains_without_processes_of_its_own(tmp_path):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.map(in_a_pool, [str(tmp_path / "run")]) == [[4096] * 8]
 
 
 def test_one_member_is_no_team(monkeypatch):

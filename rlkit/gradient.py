@@ -204,12 +204,8 @@ class Gradient:
         self.policy, self.chain, self.params = policy, chain, optimizer.params
         self.xp = xp = array_library(optimizer.flat.device)
         self.flat = torch.zeros_like(optimizer.flat)
-        self.places: dict[Tensor, Tensor] = {}  # where in `flat` the gradient of a parameter goes
-        start = 0
-        for p in self.params:
-            stop = start + p.numel() // p.shape[0]
-            self.places[p] = self.flat[:, start:stop].view(p.shape)
-            start = stop
+        # where in `flat` the gradient of a parameter goes
+        self.places: dict[Tensor, Tensor] = dict(zip(self.params, optimizer.views(self.flat), strict=True))
         self.actor = self._by_hand(policy.actor)
         self.trunk = None if policy.trunk is None else self._by_hand(policy.trunk)
         self.critic = None if policy.critic is None else self._by_hand(policy.critic)

@@ -88,9 +88,6 @@ class Chain(Link):
             for term, loss in link.losses(out, batch, policy).items()
         }
 
-    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any] | None:
-        return None  # of a chain within a chain; the links of the outer one are asked one by one
-
     def column(self, term: str) -> str:
         name, _, rest = term.partition("/")
         return self.links[name].column(rest)

@@ -102,11 +102,8 @@ class Adam:
         self.betas, self.max_grad_norm = betas, max_grad_norm
         self.members = members = self.params[0].shape[0]
         self.flat = torch.cat([p.detach().reshape(members, -1) for p in self.params], 1)  # [M, P]
-        start = 0
-        for p in self.params:
-            size = p.numel() // members
-            p.data = self.flat[:, start : start + size].view(p.shape)
-            start += size
+        for p, view in zip(self.params, self.views(self.flat), strict=True):
+            p.data = view
         self.m = torch.zeros_like(self.flat)
         self.v = torch.zeros_like(self.flat)
         self.t = torch.zeros(members, dtype=torch.int64, device=self.flat.device)
@@ -115,6 +112,11 @@ class Adam:
         together = max(1, CACHED // self.flat.shape[1]) if self.flat.device.type == "cpu" else members
         self.cached = [slice(m, m + together) for m in range(0, members, together)]  # members whose step stays in cache
         self._sound = True  # no member has a non-finite gradient behind it
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return where in a vector [M, P] each parameter's numbers lie, as views of the parameters' shapes."""
+        sizes = [p.numel() // self.members for p in self.params]
+        return [part.view(p.shape) for part, p in zip(flat.split(sizes, 1), self.params, strict=True)]
 
     @property
     def diverged(self) -> Tensor:

@@ -35,10 +35,12 @@ from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
 from rlkit.faults import no_such_key
+from rlkit.keepers.keeper import Keeper
 from rlkit.link import Chain, Link
 from rlkit.loop import Learner, UpdateSettings
 from rlkit.normalize import Normalizer, RewardScale
 from rlkit.optimizer import Adam
+from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
 from rlkit.schedules import SCHEDULES, Schedule
 from rlkit.streams import Purpose, Streams
@@ -202,7 +204,16 @@ def build_learner(config: Config) -> Learner:
                 ("entropy_coef", algo.entropy_coef),
             )
         }
-        chain = _chain(config, recipe, policy, streams, schedules)
+        context = {
+            "policy": policy,
+            "streams": streams,
+            "members": config.members,
+            "num_envs": config.num_envs,
+            "total_steps": config.total_steps,
+            "gamma": algo.gamma,
+        }
+        pieces = {name: _stabilizer(name, dict(entry), context) for name, entry in config.stabilizer.items()}
+        chain = _chain(config, recipe, schedules, pieces)
         optimizer = Adam(policy, betas=(algo.adam_betas[0], algo.adam_betas[1]), max_grad_norm=algo.max_grad_norm)
         horizon = algo.num_steps if isinstance(algo, PPOConfig) else limit
         settings = UpdateSettings(
@@ -237,6 +248,8 @@ def build_learner(config: Config) -> Learner:
         settings=settings,
         streams=streams,
         total_steps=config.total_steps,
+        keepers={name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)},
+        phases={name: piece for name, piece in pieces.items() if isinstance(piece, Phase)},
     )
 
 
@@ -306,8 +319,8 @@ def _exploration(config: Config, policy: Policy) -> Exploration | None:
     )
 
 
-def _chain(config: Config, recipe: Any, policy: Policy, streams: Streams, schedules: dict[str, Schedule]) -> Chain:
-    """The recipe's links, before them the reward links, after them the selected stabilisers."""
+def _chain(config: Config, recipe: Any, schedules: dict[str, Schedule], pieces: Mapping[str, Any]) -> Chain:
+    """The recipe's links, before them the reward links, after them those of the selected stabilisers."""
     algo = config.algo
     extra = {"value_coef": algo.value_coef, "value_clip": algo.value_clip} if isinstance(algo, PPOConfig) else {}
     chain: Chain = recipe.chain(
@@ -321,13 +334,11 @@ def _chain(config: Config, recipe: Any, policy: Policy, streams: Streams, schedu
     if config.env.normalize_reward:
         links["reward_scale"] = RewardScale(config.members, algo.gamma)
     links |= chain.links
-    context = {"policy": policy, "streams": streams, "members": config.members}
-    for name, entry in config.stabilizer.items():
-        links[name] = _stabilizer(name, dict(entry), context)
+    links |= {name: piece for name, piece in pieces.items() if isinstance(piece, Link)}
     return Chain(**links)
 
 
-def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link:
+def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link | Keeper | Phase:
     """Build one `stabilizer` entry: its `_target_` gets the entry's keys and what it names of the context."""
     path = entry.pop("_target_", None)
     if path is None:
@@ -337,6 +348,8 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
         target = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError, ValueError) as error:  # the last where there is no module
         raise ValueError(f"stabilizer.{name}._target_ is {path}, which cannot be imported: {error}") from error
+    if not (isinstance(target, type) and issubclass(target, (Link, Keeper, Phase))):
+        raise ValueError(f"stabilizer.{name} is a {path}, which is not a Link, a Keeper or a Phase")
     wanted = inspect.signature(target).parameters
     unknown = set(entry) - set(wanted)
     if unknown:
@@ -345,10 +358,14 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
         if not _fits(value, wanted[key].default):
             kind = type(wanted[key].default).__name__
             raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {kind}")
-    link = target(**entry, **{k: v for k, v in context.items() if k in wanted and k not in entry})
-    if not isinstance(link, Link):
-        raise ValueError(f"stabilizer.{name} is a {path}, which is not a Link")
-    return link
+        if not within(value, target.bounds.get(key, {})):
+            raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {allowed(target.bounds[key])}")
+    given = {k: v for k, v in context.items() if k in wanted} | entry
+    try:
+        piece: Link | Keeper | Phase = target(**given)
+    except ValueError as error:
+        raise ValueError(f"stabilizer.{name}: {error}") from error
+    return piece
 
 
 def _fits(value: Any, default: Any) -> bool:

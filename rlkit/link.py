@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Link:
     member does not depend on the others.
     """
 
+    bounds: ClassVar[Mapping[str, dict[str, Any]]] = {}  # of the arguments, as in `rlkit.conf.schema.key`
     weight = "weight"  # the column that weighs this link's losses; the name of another ends in `_weight`
 
     def rollout(self, rollout: Rollout) -> Rollout:
@@ -54,6 +55,13 @@ class Link:
 
     def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
         """See the finished update of an iteration; change own state only."""
+
+    def anchor(self, policy: Policy, members: Tensor) -> None:
+        """Take note that these members (bool [M]) got other weights than by an update: warmed up, or rolled back."""
+
+    def report(self) -> dict[str, Tensor]:
+        """Numbers of its own to log, [M] by name: a coefficient that moves, for one."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """State to save; every tensor starts with the member axis M."""
@@ -96,6 +104,13 @@ class Chain(Link):
         with torch.no_grad():
             for link in self.links.values():
                 link.observe(batch, metrics, policy)
+
+    def anchor(self, policy: Policy, members: Tensor) -> None:
+        for link in self.links.values():
+            link.anchor(policy, members)
+
+    def report(self) -> dict[str, Tensor]:
+        return {f"{name}/{number}": x for name, link in self.links.items() for number, x in link.report().items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: link.state_dict() for name, link in self.links.items()}

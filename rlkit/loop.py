@@ -14,8 +14,10 @@ from torch import Tensor
 from rlkit.advantage import Estimator, degenerate_share
 from rlkit.buffer import Batch, Rollout, flatten
 from rlkit.collect import Episodes, Windows, with_values
+from rlkit.keepers.keeper import Event, Keeper, copied
 from rlkit.link import Chain
 from rlkit.optimizer import Adam
+from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
 from rlkit.schedules import Schedule
 from rlkit.streams import Purpose, Streams
@@ -51,6 +53,8 @@ class Learner:
     settings: UpdateSettings
     streams: Streams
     total_steps: int
+    keepers: dict[str, Keeper] = field(default_factory=dict)
+    phases: dict[str, Phase] = field(default_factory=dict)  # come before the first iteration
     iteration: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)  # of the last iteration, "area/name" -> [M]
     histograms: dict[str, Tensor] = field(default_factory=dict)
@@ -99,11 +103,39 @@ class Learner:
         """End the environments."""
         self.collector.close()
 
+    def begin(self) -> list[Event]:
+        """Go through the phases that come before the first iteration, if it is still to come; tell what they did."""
+        events: list[Event] = []
+        if self.iteration == 0:
+            for phase in self.phases.values():
+                events += phase(self.policy, self.optimizer)
+            if self.phases:
+                self.chain.anchor(self.policy, torch.ones(self.members, dtype=torch.bool))
+        return events
+
+    def judge(self, returns: Tensor) -> list[Event]:
+        """Let the keepers see an evaluation, mean returns [M]; return what they have to tell."""
+        if not self.keepers:
+            return []
+        state = copied(self.state_dict())
+        del state["keepers"]  # theirs already
+        moved, events = torch.zeros(self.members, dtype=torch.bool), []
+        for keeper in self.keepers.values():
+            some, told = keeper.judge(state, returns, self.metrics)
+            moved |= some
+            events += told
+        if events:
+            self.load_state_dict({**state, "keepers": {name: k.state_dict() for name, k in self.keepers.items()}})
+        if bool(moved.any()):
+            self.chain.anchor(self.policy, moved)
+        return events
+
     def iterate(self, detail: bool = True) -> None:
         """Make one iteration: six lines, and the numbers that are wanted of it (`detail`: all of them)."""
         running = self.running
+        progress = self.env_steps / self.total_steps
         for schedule in self.schedules.values():
-            schedule(self.env_steps / self.total_steps, self.metrics)
+            schedule(progress, self.metrics)
 
         rollout = self.collector.collect(self.policy, self.iteration, running)
         rollout = self.chain.rollout(rollout)
@@ -111,10 +143,13 @@ class Learner:
         batch = self.chain.batch(flatten(rollout))
         record = self.update(batch, running)
         self.metrics, self.histograms = self.measure(record, batch, detail)
+        self.metrics["run/progress"] = progress
         self.chain.observe(batch, self.metrics, self.policy)
 
-        if detail and rollout.group is not None:
-            self.metrics["group/degenerate"] = degenerate_share(rollout)
+        if detail:
+            self.metrics |= self.chain.report()
+            if rollout.group is not None:
+                self.metrics["group/degenerate"] = degenerate_share(rollout)
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(rollout.obs, rollout.valid)
         self.iteration += 1
@@ -176,6 +211,7 @@ class Learner:
             "chain": self.chain.state_dict(),
             "schedules": {name: schedule.state_dict() for name, schedule in self.schedules.items()},
             "collector": self.collector.state_dict(),
+            "keepers": {name: keeper.state_dict() for name, keeper in self.keepers.items()},
             "frozen": self.frozen,
             "iteration": torch.full((members,), self.iteration, dtype=torch.int64),
             "metrics": dict(self.metrics),
@@ -190,6 +226,8 @@ class Learner:
         for name, schedule in self.schedules.items():
             schedule.load_state_dict(state["schedules"][name])
         self.collector.load_state_dict(state["collector"])
+        for name, keeper in self.keepers.items():
+            keeper.load_state_dict(state["keepers"][name])
         self.frozen = state["frozen"].clone()
         self.iteration = int(state["iteration"][0])
         self.metrics = dict(state["metrics"])

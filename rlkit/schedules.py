@@ -17,6 +17,7 @@ class Schedule(ABC):
     def __init__(self, initial: float, members: int) -> None:
         self.initial = initial
         self.value = torch.full((members,), float(initial))
+        self.scale = torch.ones(members)  # what a keeper multiplied it by
 
     def __call__(self, progress: Tensor, metrics: Metrics) -> Tensor:
         """Return the values [M] of this iteration.
@@ -25,7 +26,7 @@ class Schedule(ABC):
             progress: share of its planned steps each member has made, [M] in [0, 1].
             metrics: those of the iteration before, "area/name" -> [M]; empty in the first.
         """
-        self.value = self.compute(progress, metrics)
+        self.value = self.compute(progress, metrics) * self.scale
         return self.value
 
     @abstractmethod
@@ -33,10 +34,10 @@ class Schedule(ABC):
         """The rule itself."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
+        return {"value": self.value, "scale": self.scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["value"]
+        self.value, self.scale = state["value"].clone(), state["scale"].clone()
 
 
 class Constant(Schedule):

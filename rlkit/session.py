@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlkit.files import write_text
 from rlkit.keepers import checkpoint
+from rlkit.keepers.keeper import Event
 from rlkit.loop import Learner
 from rlkit.policy import Policy
 from rlkit.team import Team
@@ -146,6 +147,7 @@ class Session:
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Iterate until no member is running or `stop` says so, with what is due in between."""
+        self._tell(self.learner.begin())
         clocks = [Clock(every) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
         while bool(self.learner.running.any()) and not stop():
             self._advance(*clocks)
@@ -181,6 +183,7 @@ class Session:
         self.logger.log(learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
         if self.on_evaluation is not None:
             self.on_evaluation(Evaluation(self.elapsed, returns))
+        self._tell(learner.judge(returns))
         if self.threshold is None:
             return
         for m, (ret, steps) in enumerate(zip(returns.tolist(), learner.env_steps.tolist(), strict=True)):
@@ -194,6 +197,10 @@ class Session:
                 self.logger.message(f"member {m} solved at {since:,} steps")
                 if self.stop_when_solved:
                     learner.freeze(m)
+
+    def _tell(self, events: list[Event]) -> None:
+        for member, text in events:
+            self.logger.message(f"member {member} {text}")
 
     def _note_divergence(self, member: int) -> None:
         if member not in self._diverged:

@@ -26,6 +26,7 @@ from torch import Tensor
 from rlkit.build import build_evaluator, build_learner
 from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import Config
+from rlkit.keepers.keeper import Event
 from rlkit.policy import Policy
 
 MEMBERS_EACH = 4  # a process of its own pays from so many members on
@@ -116,6 +117,24 @@ class Team:
         }
         self._note([a[2] for a in answers])
 
+    def begin(self) -> list[Event]:
+        """Go through the phases before the first iteration in every process."""
+        return self._events(self._ask("begin"))
+
+    def judge(self, returns: Tensor) -> list[Event]:
+        """Let the keepers of every process see an evaluation of its members."""
+        for pipe, process, part in zip(self._pipes, self._processes, self.parts, strict=True):
+            self._send(pipe, process, "judge", returns[part.start : part.stop].numpy())
+        return self._events(self._answers())
+
+    def _events(self, answers: list[Any]) -> list[Event]:
+        self._note([now for _, now in answers])
+        return [
+            (part.start + member, text)
+            for (events, _), part in zip(answers, self.parts, strict=True)
+            for member, text in events
+        ]
+
     def freeze(self, member: int) -> None:
         """Let a member learn no more."""
         for pipe, part in zip(self._pipes, self.parts, strict=True):
@@ -146,11 +165,14 @@ class Team:
 
     def _ask(self, name: str, *args: Any) -> list[Any]:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
-            try:
-                pipe.send((name, args))
-            except OSError:
-                raise _lost(process) from None
+            self._send(pipe, process, name, *args)
         return self._answers()
+
+    def _send(self, pipe: Connection, process: BaseProcess, name: str, *args: Any) -> None:
+        try:
+            pipe.send((name, args))
+        except OSError:
+            raise _lost(process) from None
 
     def _answers(self) -> list[Any]:
         """What all processes answer; an error of one is raised once all have answered."""
@@ -221,6 +243,12 @@ class Worker:
         learner = self.learner
         names = ("env_steps", "running", "frozen", "diverged")
         return {name: getattr(learner, name).numpy() for name in names}
+
+    def begin(self) -> tuple[list[Event], dict[str, np.ndarray]]:
+        return self.learner.begin(), self.now()
+
+    def judge(self, returns: np.ndarray) -> tuple[list[Event], dict[str, np.ndarray]]:
+        return self.learner.judge(torch.from_numpy(returns)), self.now()
 
     def freeze(self, member: int) -> dict[str, np.ndarray]:
         self.learner.freeze(member)

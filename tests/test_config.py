@@ -346,7 +346,7 @@ def endless():
         (["+env.kwargs.gravity=1"], "env.kwargs is {'gravity': 1}: "),
         (["stabilizer=[ref_kl]", "stabilizer.ref_kl.coef=-1"], "stabilizer.ref_kl.coef is -1"),
         (["stabilizer=[ref_kl]", "stabilizer.ref_kl.coef=much"], "stabilizer.ref_kl.coef is 'much'"),
-        (["stabilizer=[ref_kl]", "stabilizer.ref_kl.kind=k4"], "stabilizer.ref_kl.kind is 'k4'"),
+        (["stabilizer=[ref_kl]", "stabilizer.ref_kl.kind=k4"], "stabilizer.ref_kl.kind is k4"),
         (["stabilizer=[ref_kl]", "+stabilizer.ref_kl.color=1"], "stabilizer.ref_kl has no key color"),
         (["stabilizer=[ref_kl]", "stabilizer.ref_kl._target_=rlkit.nope.X"], "stabilizer.ref_kl._target_"),
         (["+stabilizer.mine.coef=1"], "stabilizer.mine has no _target_"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,13 +28,9 @@ class RefKL(Link):
         refresh_every: iterations between two copies; 0 keeps the first reference.
     """
 
+    bounds: ClassVar = {"coef": {"ge": 0}, "kind": {"choices": KINDS}, "refresh_every": {"ge": 0}}
+
     def __init__(self, policy: Policy, coef: float = 0.1, kind: str = "exact", refresh_every: int = 0) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"stabilizer.ref_kl.kind is {kind!r}; it must be one of {', '.join(KINDS)}")
-        if not 0 <= coef < float("inf"):
-            raise ValueError(f"stabilizer.ref_kl.coef is {coef}; it must be a number >= 0")
-        if refresh_every < 0:
-            raise ValueError(f"stabilizer.ref_kl.refresh_every is {refresh_every}; it must be >= 0")
         self.reference = policy.frozen_copy()
         self.coef, self.kind, self.refresh_every = coef, kind, refresh_every
         self.iteration = 0

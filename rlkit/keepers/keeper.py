@@ -1,0 +1,65 @@
+"""What keepers have in common: they judge a learner's state after each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+State = dict[str, Any]  # what `rlkit.loop.Learner.state_dict` gives; every tensor and list starts with the member axis
+
+
+class Keeper:
+    """Sees each evaluation, outside the update, and may change the learner's state: of some members, never of others.
+
+    It acts on `learner.state_dict()` alone. The learner takes the state back if a keeper says it has changed.
+    """
+
+    bounds: ClassVar[Mapping[str, dict[str, Any]]] = {}  # of the arguments, as in `rlkit.conf.schema.key`
+
+    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+        """Judge an evaluation and change `state`, in place, where that is called for.
+
+        Args:
+            state: the learner's, which a keeper may write into, row by row.
+            returns: mean return of each member's deterministic policy, [M].
+            metrics: those of the last iteration, "area/name" -> [M].
+
+        Returns:
+            moved: bool [M], the members whose weights are others now.
+            events: (member, sentence) to tell of.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to save; every tensor and list starts with the member axis M."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+Event = tuple[int, str]
+
+
+def copied(tree: Any) -> Any:
+    """A copy of a state that shares no memory with it."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {name: copied(x) for name, x in tree.items()}
+    return list(tree) if isinstance(tree, list) else tree
+
+
+def put(target: Any, source: Any, members: Tensor) -> None:
+    """Write the rows of some members (bool [M]) of a state into another of the same form."""
+    if isinstance(target, Tensor):
+        target[members] = source[members]
+    elif isinstance(target, dict):
+        for name, x in target.items():
+            put(x, source[name], members)
+    else:
+        for m in torch.nonzero(members).flatten().tolist():
+            target[m] = source[m]

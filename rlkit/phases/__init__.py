@@ -1,0 +1,1 @@
+"""Phases: what a run does before its first iteration."""

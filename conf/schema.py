@@ -47,6 +47,7 @@ class EvalConfig:
 @dataclass
 class CheckpointConfig:
     every: int = key(50_000, "steps of one member between checkpoints; 0: only at the end", ge=0)
+    best: bool = key(True, "also keep best.pt: the policy of each member's best evaluation during training")
 
 
 @dataclass
@@ -59,14 +60,25 @@ class AnnealConfig:
     name: str = key("linear", "the rule", choices=("constant", "linear", "exponential"))
     final: float = key(0.0, "value at the end (linear), or in the limit (exponential)")
     until: float = key(1.0, "share of the run at which `final` is reached (linear)", gt=0, le=1)
-    rate: float = key(3.0, "k of exp(-k progress) (exponential)", gt=0)
+    rate: float = key(
+        3.0, "k of exp(-k progress) (exponential), of exp(k (target - entropy)) an iteration (target_entropy)", gt=0
+    )
 
 
 @dataclass
 class ScheduleConfig(AnnealConfig):
-    name: str = key("constant", "the rule", choices=("constant", "linear", "exponential", "kl_driven"))
-    target: float = key(0.01, "KL at which the coefficient is 1 (kl_driven)", gt=0)
+    name: str = key(
+        "constant",
+        "the rule",
+        choices=("constant", "linear", "exponential", "kl_driven", "kl_adaptive", "target_entropy"),
+    )
+    target: float = key(
+        0.01,
+        "KL at which the clip is 1 (kl_driven), KL aimed at (kl_adaptive), entropy aimed at (target_entropy), nats",
+    )
     floor: float = key(0.02, "lowest value (kl_driven)", gt=0)
+    min_factor: float = key(0.01, "lowest value as a multiple of the first (kl_adaptive, target_entropy)", gt=0, le=1)
+    max_factor: float = key(10.0, "highest value as a multiple of the first (kl_adaptive, target_entropy)", ge=1)
 
 
 @dataclass
@@ -98,6 +110,9 @@ class AlgoConfig:
     gae_lambda: float = key(0.95, "lambda of gae, grouped_gae and mixed", ge=0, le=1)
     clip: float | None = key(0.2, "clip range of the ratio; null: no clip (the plain policy gradient)", gt=0)
     clip_high: float | None = key(None, "upper clip range; null: as clip", gt=0)
+    ratio_bound: float | None = key(
+        None, "largest ratio that counts where the advantage is negative; null: unbounded", gt=1
+    )
     entropy_coef: float = key(0.0, "weight of the entropy bonus", ge=0)
     normalize_advantage: bool = key(True, "standardise advantages in each minibatch")
     max_grad_norm: float | None = key(0.5, "largest gradient norm of a member; null: no limit", gt=0)
@@ -124,7 +139,9 @@ class PPOConfig(AlgoConfig):
 class GRPOConfig(AlgoConfig):
     group_size: int = key(8, "episodes from one state", ge=2)
     groups: str = key(
-        "start", "what a group shares: a start state, or one in the middle of an episode", choices=("start", "vine")
+        "start",
+        "what a group shares: a start state, one in the middle of an episode, or what a pilot run got from it",
+        choices=("start", "vine", "pilot"),
     )
     max_episode_steps: int | None = key(None, "time limit of an episode; null: the environment's own", ge=1)
 
@@ -162,6 +179,7 @@ class Config:
 
 
 SCHEDULED = ("learning_rate", "clip", "entropy_coef")  # keys of algo.schedule
+OWN_RULES = {"learning_rate": "kl_adaptive", "clip": "kl_driven", "entropy_coef": "target_entropy"}
 ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 
 
@@ -227,9 +245,21 @@ def _range_problems(config: Config) -> Iterator[str]:
 def _conflicts(config: Config) -> Iterator[str]:
     if config.policy.shared_trunk and not config.policy.hidden:
         yield "policy.shared_trunk is true and policy.hidden is []; a shared trunk needs at least one layer"
-    for name in ("learning_rate", "entropy_coef"):
-        if getattr(config.algo.schedule, name).name == "kl_driven":
-            yield f"algo.schedule.{name}.name is kl_driven, a rule for clip; it must be constant, linear or exponential"
+    for name, own in OWN_RULES.items():
+        rule = getattr(config.algo.schedule, name).name
+        if rule not in (general := ("constant", "linear", "exponential")) and rule != own:
+            home = next(key for key, rules in OWN_RULES.items() if rules == rule)
+            yield (
+                f"algo.schedule.{name}.name is {rule}, a rule for {home}; "
+                f"it must be one of {', '.join((*general, own))}"
+            )
+        elif rule.startswith("kl_") and getattr(config.algo.schedule, name).target <= 0:
+            yield f"algo.schedule.{name}.target is {getattr(config.algo.schedule, name).target:g}; it must be > 0"
+    if config.algo.schedule.entropy_coef.name == "target_entropy" and not config.algo.entropy_coef:
+        yield "algo.entropy_coef is 0, and target_entropy multiplies it; it must be > 0"
+    high = config.algo.clip_high if config.algo.clip_high is not None else config.algo.clip
+    if config.algo.ratio_bound is not None and high is not None and config.algo.ratio_bound <= 1 + high:
+        yield f"algo.ratio_bound is {config.algo.ratio_bound:g}; it must be above 1 + the upper clip, {1 + high:g}"
     if config.algo.clip is None and (config.algo.clip_high is not None or config.algo.schedule.clip.name != "constant"):
         yield "algo.clip is null (no clip); then algo.clip_high must be null and algo.schedule.clip.name constant"
     schedules = {f"algo.schedule.{name}": getattr(config.algo.schedule, name) for name in SCHEDULED}

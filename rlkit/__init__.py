@@ -32,11 +32,11 @@ def run(**settings: Any) -> Run:
     return train_run(**settings)
 
 
-def load(path: str | Path, member: int | str = "best") -> Agent:
+def load(path: str | Path, member: int | str = "best", checkpoint: str = "last") -> Agent:
     """Load one member of a trained run; see `rlkit.evaluate.load`."""
     from rlkit.evaluate import load as load_agent
 
-    return load_agent(path, member)
+    return load_agent(path, member, checkpoint)
 
 
 def compare(paths: str | Path | Iterable[str | Path]) -> list[Row]:

@@ -35,6 +35,7 @@ from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
 from rlkit.faults import no_such_key
+from rlkit.keepers.keep_best import KeepBest
 from rlkit.keepers.keeper import Keeper
 from rlkit.link import Chain, Link
 from rlkit.loop import Learner, UpdateSettings
@@ -48,6 +49,7 @@ from rlkit.streams import Purpose, Streams
 EVALUATION_LANES = 4096  # native evaluation environments at once, all members together
 FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an object or a process
 NO_CLIP = 1e9  # a clip range that no ratio reaches; finite, since an infinite one times a zero advantage is nan
+BEST = "checkpoint.best"  # the name of its keeper, which no stabiliser can have
 DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
 
 
@@ -248,7 +250,10 @@ def build_learner(config: Config) -> Learner:
         settings=settings,
         streams=streams,
         total_steps=config.total_steps,
-        keepers={name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)},
+        keepers={
+            **{name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)},
+            **({BEST: KeepBest(config.members)} if config.checkpoint.best and config.eval.every else {}),
+        },
         phases={name: piece for name, piece in pieces.items() if isinstance(piece, Phase)},
     )
 
@@ -327,6 +332,7 @@ def _chain(config: Config, recipe: Any, schedules: dict[str, Schedule], pieces: 
         schedules["clip"],
         schedules["entropy_coef"],
         clip_high=algo.clip_high,
+        ratio_bound=algo.ratio_bound,
         normalize_advantage=algo.normalize_advantage,
         **extra,
     )

@@ -18,6 +18,9 @@ from rlkit.envs import MaskedVectorEnv
 from rlkit.policy import Policy
 from rlkit.streams import Purpose
 
+# which state of a run -> its file, and the column of summary.json that says which member is the best in it
+CHECKPOINTS = {"last": ("checkpoint.pt", "eval_return"), "best": ("best.pt", "eval_peak")}
+
 
 def start_seeds(episodes: int) -> list[int]:
     """Seeds of the start states of evaluation episodes 0, 1, ...: fixed, so that numbers of any two runs compare."""
@@ -112,12 +115,13 @@ class Agent:
         return legal[0] if single else legal
 
 
-def load(path: str | Path, member: int | str = "best") -> Agent:
+def load(path: str | Path, member: int | str = "best", checkpoint: str = "last") -> Agent:
     """Load one member of a run.
 
     Args:
         path: the run directory.
         member: its number, or "best": the one with the highest mean return in the final evaluation.
+        checkpoint: "last", or "best": what the member was at its best evaluation during training.
 
     Raises:
         FileNotFoundError: there is no run at `path`, or, for "best", it has not ended.
@@ -126,27 +130,30 @@ def load(path: str | Path, member: int | str = "best") -> Agent:
     from omegaconf import OmegaConf
 
     from rlkit.build import build_policy, to_config
-    from rlkit.keepers import checkpoint
+    from rlkit.keepers.checkpoint import load as load_state
 
+    if checkpoint not in CHECKPOINTS:
+        raise ValueError(f"checkpoint is {checkpoint!r}; it must be one of {', '.join(CHECKPOINTS)}")
     folder = Path(path)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise FileNotFoundError(f"there is no run at {folder}: {folder / '.hydra' / 'config.yaml'} does not exist")
     config = to_config(OmegaConf.load(folder / ".hydra" / "config.yaml"))  # type: ignore[arg-type]
-    state = checkpoint.load(folder / "checkpoint.pt")
+    file, column = CHECKPOINTS[checkpoint]
+    state = load_state(folder / file)
     policy, actions = build_policy(config)
     env = gymnasium.make(config.env.id, **config.env.kwargs)
     space = env.observation_space
     env.close()
     policy.load_state_dict(state["learner"]["policy"])
-    return Agent(policy, actions, space, _member(member, folder, config.members))
+    return Agent(policy, actions, space, _member(member, folder, config.members, column))
 
 
-def _member(member: int | str, folder: Path, members: int) -> int:
+def _member(member: int | str, folder: Path, members: int, column: str) -> int:
     if member == "best":
         summary = folder / "summary.json"
         if not summary.is_file():
             raise FileNotFoundError(f"{summary} does not exist, so no member is known as best: give its number")
-        return int(np.nanargmax(json.loads(summary.read_text())["eval_return"]))
+        return int(np.nanargmax(np.array(json.loads(summary.read_text())[column], float)))
     if not isinstance(member, int) or not 0 <= member < members:
         raise ValueError(f"member is {member!r}; it must be best or a number from 0 to {members - 1}")
     return member

@@ -21,7 +21,7 @@ from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
 from rlkit.schedules import Schedule
 from rlkit.streams import Purpose, Streams
-from rlkit.update import UpdateRecord, last_kl, statistics, update
+from rlkit.update import Rows, UpdateRecord, last_kl, statistics, update
 
 RECENT = 100  # episodes in the moving average of the return
 
@@ -117,11 +117,10 @@ class Learner:
         """Let the keepers see an evaluation, mean returns [M]; return what they have to tell."""
         if not self.keepers:
             return []
-        state = copied(self.state_dict())
-        del state["keepers"]  # theirs already
+        state = copied({name: x for name, x in self.state_dict().items() if name != "keepers"})  # those they have
         moved, events = torch.zeros(self.members, dtype=torch.bool), []
         for keeper in self.keepers.values():
-            some, told = keeper.judge(state, returns, self.metrics)
+            some, told = keeper.judge(state, returns.float(), self.metrics)
             moved |= some
             events += told
         if events:
@@ -188,6 +187,8 @@ class Learner:
             scalars, histograms = statistics(record, batch, low, high)
             metrics |= scalars
             metrics |= {f"schedule/{name}": schedule.value for name, schedule in self.schedules.items()}
+        elif record.minibatches and any(schedule.reads == "entropy/mean" for schedule in self.schedules.values()):
+            metrics["entropy/mean"] = Rows.of(record).entropy()
         kl = last_kl(record)
         if kl is not None:
             metrics["kl/old"] = kl

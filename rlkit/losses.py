@@ -15,6 +15,7 @@ def clipped_surrogate(
     advantage: Tensor,
     clip_low: Tensor | float,
     clip_high: Tensor | float,
+    ratio_bound: float | None = None,
 ) -> Tensor:
     """Negative clipped surrogate, -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
@@ -22,18 +23,28 @@ def clipped_surrogate(
     one side only, so r A is held below max((1 + clip_high) A, (1 - clip_low) A), which does not depend on the policy.
     Written so, value and gradient are the same and the backward pass is a third as long.
 
+    Where A is negative the minimum leaves r A without a bound. With `ratio_bound` c it is -min(r, c) A there: the
+    two-sided clip of INTELLECT-2 (Prime Intellect 2025, section 3.4) and dual-clip PPO (Ye et al. 2020, equation 5).
+
     Args:
         log_ratio: log pi - log pi_old of the action taken, [M, B].
         advantage: [M, B].
         clip_low, clip_high: numbers or [M, 1]; a huge finite one, 1e9, for no clip (the plain policy gradient).
+        ratio_bound: c > 1 + clip_high, or None.
     """
     ratio = log_ratio.exp()
     limit = torch.maximum((1 + clip_high) * advantage, (1 - clip_low) * advantage)
-    return -(ratio * advantage).clamp(max=limit)
+    gain = (ratio * advantage).clamp(max=limit)
+    return -gain if ratio_bound is None else -gain.clamp(min=ratio_bound * advantage.clamp(max=0.0))
 
 
 def clipped_surrogate_gradient(
-    xp: Any, log_ratio: Any, advantage: Any, clip_low: Any | float, clip_high: Any | float
+    xp: Any,
+    log_ratio: Any,
+    advantage: Any,
+    clip_low: Any | float,
+    clip_high: Any | float,
+    ratio_bound: float | None = None,
 ) -> Any:
     """Derivative of `clipped_surrogate` by log pi: -r A where the minimum does not bind, else 0, [M, B].
 
@@ -42,7 +53,10 @@ def clipped_surrogate_gradient(
     """
     limit = xp.maximum((1 + clip_high) * advantage, (1 - clip_low) * advantage)
     gain = xp.exp(log_ratio) * advantage
-    return xp.where(gain > limit, 0.0, -gain)  # so written, a gain that is not a number stays one
+    bound = gain > limit
+    if ratio_bound is not None:
+        bound = bound | (gain < ratio_bound * advantage.clip(None, 0.0))
+    return xp.where(bound, 0.0, -gain)  # so written, a gain that is not a number stays one
 
 
 def value_loss(value: Tensor, ret: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:

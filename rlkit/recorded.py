@@ -15,7 +15,13 @@ import numpy as np
 
 NEEDED = ("env", "algo", "seed", "members", "env_steps", "eval_return", "solved_at_steps", "status")  # in summary.json
 HEADER = ["step", "wall_seconds", "name", "value"]
-NEUTRAL = ("seed", "members", "log.every", "checkpoint.every")  # settings that change nothing a seed learns
+NEUTRAL = (
+    "seed",
+    "members",
+    "log.every",
+    "checkpoint.every",
+    "checkpoint.best",
+)  # settings that change nothing a seed learns
 Curve = tuple[np.ndarray, np.ndarray]  # steps [L], values [L, M]
 
 

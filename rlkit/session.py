@@ -208,7 +208,11 @@ class Session:
             self.logger.message(f"member {member} diverged: its gradient was not finite three times in a row")
 
     def _save(self) -> None:
-        checkpoint.save(self.folder / "checkpoint.pt", {"learner": self.learner.state_dict()})
+        state = self.learner.state_dict()
+        checkpoint.save(self.folder / "checkpoint.pt", {"learner": state})
+        best = state["keepers"].get("checkpoint.best", {}).get("state")
+        if best:
+            checkpoint.save(self.folder / "best.pt", {"learner": {"policy": best["policy"]}})
 
     def _summary(self, interrupted: bool) -> dict[str, Any]:
         learner = self.learner

@@ -24,6 +24,9 @@ class Purpose(IntEnum):
     BRANCH = 7  # the step of a trunk at which a vine branches
     TRUNK_ACTION = 8  # action noise of trunks
     TRUNK_EXPLORATION = 9  # offsets of trunks
+    PILOT_START = 10  # start states of the pilot run
+    PILOT_ACTION = 11  # its action noise
+    PILOT_CHOICE = 12  # which of its start states episodes begin with
 
 
 class Streams:

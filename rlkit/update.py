@@ -145,6 +145,10 @@ class Rows:
             end += mini.batch.height
         return cls(weight, log_prob - old_log_prob, exact_kl(old, dist), dist, [*epochs, end])
 
+    def entropy(self) -> Tensor:
+        """Mean entropy over the rows of all steps, [M] nats, nan where there are none."""
+        return moments(self.dist.entropy(), self.weight > 0)[0]
+
     def kl_by_epoch(self) -> list[Tensor]:
         """Mean KL of each epoch over the rows a member trained on, [M] nats, nan where it did not."""
         parts = zip(self.epochs, self.epochs[1:], strict=False)
@@ -233,7 +237,7 @@ def _of_rows(rows: Rows, clip_low: Tensor, clip_high: Tensor) -> tuple[dict[str,
         "ratio/min": ratio.masked_fill(~weighed, torch.inf).amin(1).masked_fill(nothing, torch.nan),
         "ratio/max": ratio.masked_fill(~weighed, -torch.inf).amax(1).masked_fill(nothing, torch.nan),
         "ratio/clipped": (outside & weighed).sum(1) / weighed.sum(1),
-        "entropy/mean": moments(rows.dist.entropy(), weighed)[0],
+        "entropy/mean": rows.entropy(),
         **{f"kl/epoch_{epoch}": kl for epoch, kl in enumerate(rows.kl_by_epoch())},
     }
     last = slice(rows.epochs[-2], None)

@@ -298,7 +298,7 @@ AT_ODDS = [
     (
         ["algo.schedule.learning_rate.name=kl_driven"],
         "algo.schedule.learning_rate.name is kl_driven",
-        "constant, linear or exponential",
+        "constant, linear, exponential, kl_adaptive",
     ),
     (["algo.schedule.clip.final=-1"], "algo.schedule.clip.final is -1", ">= 0"),
     (["stop_when_solved=true", "eval.every=0"], "eval.every is 0", "stop_when_solved"),

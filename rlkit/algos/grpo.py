@@ -11,6 +11,7 @@ from rlkit.collect import ActionMap, Episodes
 from rlkit.envs import MaskedVectorEnv
 from rlkit.exploration import Exploration
 from rlkit.link import Chain
+from rlkit.pilot import Pilots
 from rlkit.schedules import Schedule
 from rlkit.stabilizers.entropy import Entropy
 from rlkit.stabilizers.surrogate import Surrogate
@@ -33,8 +34,8 @@ class GRPO:
         exploration: Exploration | None = None,
         groups: str = "start",
     ) -> Episodes:
-        """Play one episode in each environment, `group_size` of them from each start state, or from midway (vine)."""
-        kind = {"start": Episodes, "vine": Vines}[groups]
+        """Play one episode in each environment, in groups from one start state, from midway, or from like starts."""
+        kind = {"start": Episodes, "vine": Vines, "pilot": Pilots}[groups]
         return kind(envs, actions, streams, group_size, exploration)
 
     @staticmethod
@@ -43,7 +44,10 @@ class GRPO:
         entropy_coef: Schedule,
         *,
         clip_high: float | None = None,
+        ratio_bound: float | None = None,
         normalize_advantage: bool = False,
     ) -> Chain:
         """Surrogate, entropy."""
-        return Chain(surrogate=Surrogate(clip, clip_high, normalize_advantage), entropy=Entropy(entropy_coef))
+        return Chain(
+            surrogate=Surrogate(clip, clip_high, normalize_advantage, ratio_bound), entropy=Entropy(entropy_coef)
+        )

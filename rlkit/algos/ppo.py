@@ -38,13 +38,14 @@ class PPO:
         entropy_coef: Schedule,
         *,
         clip_high: float | None = None,
+        ratio_bound: float | None = None,
         normalize_advantage: bool = True,
         value_coef: float = 1.0,
         value_clip: float | None = None,
     ) -> Chain:
         """Surrogate, value, entropy."""
         return Chain(
-            surrogate=Surrogate(clip, clip_high, normalize_advantage),
+            surrogate=Surrogate(clip, clip_high, normalize_advantage, ratio_bound),
             value=Value(value_coef, value_clip),
             entropy=Entropy(entropy_coef),
         )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+Event = tuple[int, str]  # (member, what happened to it)
 State = dict[str, Any]  # what `rlkit.loop.Learner.state_dict` gives; every tensor and list starts with the member axis
 
 
@@ -41,7 +42,28 @@ class Keeper:
         """Restore what `state_dict` gave."""
 
 
-Event = tuple[int, str]
+class Best:
+    """The state each member had at its best evaluation."""
+
+    def __init__(self, members: int) -> None:
+        self.returns = torch.full((members,), torch.nan)
+        self.state: State = {}
+
+    def see(self, state: State, returns: Tensor, min_gain: float = 0.0) -> Tensor:
+        """Copy the members whose return is more than `min_gain` above their best; return which, bool [M]."""
+        better = ~(returns <= self.returns + min_gain) & returns.isfinite()
+        if not self.state:
+            self.state = copied(state)
+        elif bool(better.any()):
+            put(self.state, state, better)
+        self.returns = torch.where(better, returns, self.returns)
+        return better
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"returns": self.returns, "state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.returns, self.state = state["returns"].clone(), copied(state["state"])
 
 
 def copied(tree: Any) -> Any:
@@ -54,12 +76,16 @@ def copied(tree: Any) -> Any:
 
 
 def put(target: Any, source: Any, members: Tensor) -> None:
-    """Write the rows of some members (bool [M]) of a state into another of the same form."""
+    """Write the rows of some members (bool [M]) of a state into another of the same form.
+
+    What has another shape by now is left as it is: a store that has grown, for one, which is no worse for being new.
+    """
     if isinstance(target, Tensor):
-        target[members] = source[members]
+        if target.shape == source.shape:
+            target[members] = source[members]
     elif isinstance(target, dict):
-        for name, x in target.items():
-            put(x, source[name], members)
+        for name in target.keys() & source.keys():
+            put(target[name], source[name], members)
     else:
-        for m in torch.nonzero(members).flatten().tolist():
+        for m in members.nonzero().flatten().tolist():
             target[m] = source[m]

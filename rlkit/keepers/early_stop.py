@@ -1,0 +1,50 @@
+"""Early stop: a member that has stopped getting better learns no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlkit.keepers.keeper import Best, Event, Keeper, State, put
+
+
+class EarlyStop(Keeper):
+    """Freezes a member after `patience` evaluations in a row that are not above its best (Prechelt 1998).
+
+    With `restore` it gets back the weights of its best evaluation. `stop_when_solved` freezes members that are solved.
+
+    Args:
+        patience: evaluations.
+        min_gain: a return counts as better if it is more than this above the best.
+        restore: whether a member that stops has the weights of its best evaluation, or its last.
+    """
+
+    bounds: ClassVar = {"patience": {"ge": 1}, "min_gain": {"ge": 0}}
+
+    def __init__(self, members: int, patience: int = 10, min_gain: float = 0.0, restore: bool = True) -> None:
+        self.patience, self.min_gain, self.restore = patience, min_gain, restore
+        self.waited = torch.zeros(members, dtype=torch.int64)
+        self.best = Best(members)
+
+    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+        better = self.best.see(state["policy"], returns, self.min_gain)
+        self.waited = torch.where(better, 0, self.waited + 1)
+        stopped = (self.waited >= self.patience) & ~state["frozen"]
+        state["frozen"] |= stopped
+        moved = stopped & self.restore
+        put(state["policy"], self.best.state, moved)
+        events = [
+            (m, f"stops: none of its last {self.patience} evaluations was above {float(self.best.returns[m]):.1f}")
+            for m in stopped.nonzero().flatten().tolist()
+        ]
+        return moved, events
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waited": self.waited, "best": self.best.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.waited = state["waited"].clone()
+        self.best.load_state_dict(state["best"])

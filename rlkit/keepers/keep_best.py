@@ -1,0 +1,28 @@
+"""The best checkpoint: what each member was at its best evaluation, for `best.pt`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.keepers.keeper import Best, Event, Keeper, State
+
+
+class KeepBest(Keeper):
+    """Keeps the policy of each member's best evaluation during training; changes nothing."""
+
+    def __init__(self, members: int) -> None:
+        self.best = Best(members)
+
+    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+        self.best.see({"policy": state["policy"]}, returns)
+        return torch.zeros_like(returns, dtype=torch.bool), []
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.best.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best.load_state_dict(state)

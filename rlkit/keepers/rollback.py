@@ -1,0 +1,79 @@
+"""Rollback: a member whose return falls while its policy moves fast gets back its best state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlkit.keepers.keeper import Best, Event, Keeper, State, put
+
+RESTORED = ("policy", "optimizer", "chain")  # weights and statistics, moments and step counts, controllers
+
+
+class Rollback(Keeper):
+    """Restores the best state of a member after `patience` falls of its return in a row with a KL above `kl`.
+
+    A fall is an evaluation below the one before it. The member gets back the weights, optimiser and controllers it had
+    at its best evaluation, its learning rate is multiplied by `factor` from then on, and its reference policies are
+    what it got back. The others go on. Steps that were made count.
+
+    Args:
+        patience: falls in a row.
+        kl: KL to the old policy in the last iteration that calls for a rollback, nats; 0: any.
+        drop: least distance below the best evaluation, as a share of what has been gained since the first one.
+        factor: of the learning rate, at each rollback.
+        most: rollbacks of a member.
+    """
+
+    bounds: ClassVar = {
+        "patience": {"ge": 1},
+        "kl": {"ge": 0},
+        "drop": {"ge": 0, "le": 1},
+        "factor": {"gt": 0, "le": 1},
+        "most": {"ge": 0},
+    }
+
+    def __init__(
+        self, members: int, patience: int = 2, kl: float = 0.0, drop: float = 0.1, factor: float = 0.5, most: int = 3
+    ) -> None:
+        self.patience, self.kl, self.drop, self.factor, self.most = patience, kl, drop, factor, most
+        self.first, self.last = torch.full((2, members), torch.nan)
+        self.falls, self.made = torch.zeros(2, members, dtype=torch.int64)
+        self.best = Best(members)
+
+    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+        self.first = torch.where(self.first.isnan(), returns, self.first)
+        self.best.see({name: state[name] for name in RESTORED}, returns)
+        best = self.best.returns
+        self.falls = torch.where(returns < self.last, self.falls + 1, 0)
+        fallen = (self.falls >= self.patience) & (best - returns > self.drop * (best - self.first))
+        fast = ~(metrics["kl/old"] <= self.kl) if "kl/old" in metrics else torch.ones_like(fallen)
+        moved = fallen & fast & (self.made < self.most) & ~state["frozen"]
+        for name in RESTORED:
+            put(state[name], self.best.state[name], moved)
+        scale = state["schedules"]["learning_rate"]["scale"]
+        scale[moved] *= self.factor
+        self.made += moved
+        self.falls[moved] = 0
+        self.last = torch.where(moved, best, returns)
+        events = [
+            (
+                m,
+                f"rolled back from {float(returns[m]):.1f} to its best state, of {float(best[m]):.1f} "
+                f"({int(self.made[m])} of {self.most}); its learning rate is {float(scale[m]):g} times what it was",
+            )
+            for m in moved.nonzero().flatten().tolist()
+        ]
+        return moved, events
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {name: getattr(self, name) for name in ("first", "last", "falls", "made")}
+        return {**counts, "best": self.best.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("first", "last", "falls", "made"):
+            setattr(self, name, state[name].clone())
+        self.best.load_state_dict(state["best"])

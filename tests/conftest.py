@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from rlkit.build import build_learner, to_config
 from rlkit.loop import Learner
@@ -29,9 +32,14 @@ def one_thread():
 
 def small_learner(algo: str, *overrides: str) -> Learner:
     """A learner of a few rows on CartPole."""
+    return build_learner(to_config(_composed(algo, overrides)))
+
+
+@functools.cache
+def _composed(algo: str, overrides: tuple[str, ...]) -> DictConfig:
+    """Composing takes longer than the learning of most tests, and many make two learners of one configuration."""
     base = [f"algo={algo}", "tuned=none", "total_steps=100000", "policy.hidden=[8,8]", *SMALL[algo]]
-    config, _ = compose([*base, *overrides])
-    return build_learner(to_config(config))
+    return compose([*base, *overrides])[0]
 
 
 def weights(learner: Learner) -> torch.Tensor:
@@ -40,6 +48,9 @@ def weights(learner: Learner) -> torch.Tensor:
 
 
 def train(learner: Learner, iterations: int) -> Learner:
+    """Iterate, with phases before the first iteration and falling evaluations for the keepers after each."""
     for _ in range(iterations):
+        learner.begin()
         learner.iterate()
+        learner.judge(torch.tensor(learner.streams.seeds) % 3 - 10.0 * learner.iteration)
     return learner

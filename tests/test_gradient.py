@@ -206,16 +206,18 @@ def test_a_parameter_that_is_not_learned_has_no_gradient():
 
 
 @pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
-@pytest.mark.parametrize("clip", [None, 0.2])
-def test_derivatives_of_losses_at_hand_numbers_and_against_autograd(xp, clip):
+@pytest.mark.parametrize(("clip", "bound"), [(None, None), (0.2, 2.5)])
+def test_derivatives_of_losses_at_hand_numbers_and_against_autograd(xp, clip, bound):
     log_ratio = torch.tensor([[-1.0, -0.1, 0.0, 0.1, 1.0]] * 2, requires_grad=True)
     advantage = torch.tensor([[2.0] * 5, [-2.0] * 5])
-    (auto,) = torch.autograd.grad(clipped_surrogate(log_ratio, advantage, 0.2, 0.3).sum(), log_ratio)
+    (auto,) = torch.autograd.grad(clipped_surrogate(log_ratio, advantage, 0.2, 0.3, bound).sum(), log_ratio)
     args = [x.detach().numpy() if xp is np else x.detach() for x in (log_ratio, advantage)]
-    hand = torch.as_tensor(clipped_surrogate_gradient(xp, *args, 0.2, 0.3))
+    hand = torch.as_tensor(clipped_surrogate_gradient(xp, *args, 0.2, 0.3, bound))
     torch.testing.assert_close(hand, auto)
     # e^1 > 1.3 binds above for a good action, e^-1 < 0.8 below for a bad one
     expected = [[-0.735759, -1.809675, -2.0, -2.210342, 0.0], [0.0, 1.809675, 2.0, 2.210342, 5.436564]]
+    if bound is not None:  # e^1 > 2.5
+        expected[1][4] = 0.0
     torch.testing.assert_close(hand, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
     value = torch.tensor([[0.0, 0.1, 0.5, -0.5, 1.0]], requires_grad=True)

@@ -64,6 +64,14 @@ def test_every_member_has_its_own_clip() -> None:
     torch.testing.assert_close(loss, torch.tensor([[-1.1] * 3, [-1.4] * 3]))
 
 
+def test_a_bound_on_the_ratio_holds_where_the_advantage_is_negative() -> None:
+    """-min(r, 3) A for A < 0, by hand; positive advantages and lower ratios do not see it."""
+    log_ratio = torch.tensor([[5.0, 5.0, 2.0, 0.5]]).log()
+    advantage = torch.tensor([[-2.0, 2.0, -2.0, -2.0]])
+    loss = clipped_surrogate(log_ratio, advantage, 0.2, 0.2, 3.0)
+    torch.testing.assert_close(loss, torch.tensor([[6.0, -2.4, 4.0, 1.6]]))  # the last is clipped from below at 0.8
+
+
 @pytest.mark.parametrize(("clip_high", "expected"), [(None, -2.4), (0.3, -2.6), (INF, -3.0)])
 def test_surrogate_link(clip_high: float | None, expected: float) -> None:
     link = Surrogate(Constant(0.2, 1), clip_high)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import small_learner, weights
 
 from rlkit.schedules import SCHEDULES, Constant, Exponential, KLDriven, Linear, Schedule
 
@@ -60,3 +61,45 @@ def test_state_dict_round_trip() -> None:
     two.load_state_dict(one.state_dict())
     unknown = {"kl/old": torch.full((2,), float("nan"))}
     torch.testing.assert_close(two(torch.zeros(2), unknown), torch.tensor([0.1, 0.2]))
+
+
+def test_a_learning_rate_follows_kl_by_hand():
+    rate = SCHEDULES["kl_adaptive"](1e-3, 4, target=0.01, min_factor=0.5, max_factor=2.0)
+    progress = torch.zeros(4)
+    assert rate(progress, {}).tolist() == pytest.approx([1e-3] * 4)
+    kl = torch.tensor([0.021, 0.019, 0.004, torch.nan])  # above 2 targets, between, below half, not measured
+    assert rate(progress, {"kl/old": kl}).tolist() == pytest.approx([1e-3 / 1.5, 1e-3, 1.5e-3, 1e-3])
+    for _ in range(5):
+        rate(progress, {"kl/old": kl})
+    assert rate.value.tolist() == pytest.approx([0.5e-3, 1e-3, 2e-3, 1e-3])  # its bounds
+
+
+def test_an_entropy_coefficient_follows_entropy_by_hand():
+    coef = SCHEDULES["target_entropy"](0.01, 3, target=0.5, rate=2.0, min_factor=0.1, max_factor=10.0)
+    progress = torch.zeros(3)
+    coef(progress, {})
+    entropy = torch.tensor([0.4, 0.5, torch.nan])
+    assert coef(progress, {"entropy/mean": entropy}).tolist() == pytest.approx([0.01 * 1.2214027582, 0.01, 0.01])
+    coef(progress, {"entropy/mean": torch.tensor([-9.0, 9.0, 9.0])})
+    assert coef.value.tolist() == pytest.approx([0.1, 0.001, 0.001])
+
+
+def test_an_entropy_coefficient_sees_the_entropy_whether_or_not_it_is_logged():
+    overrides = ("algo.entropy_coef=0.01", "algo.schedule.entropy_coef.name=target_entropy")
+    overrides = (*overrides, "algo.schedule.entropy_coef.target=0.5")
+    logged, silent = (small_learner("ppo", *overrides) for _ in range(2))
+    for _ in range(3):
+        logged.iterate(detail=True)
+        silent.iterate(detail=False)
+    assert logged.schedules["entropy_coef"].value != 0.01
+    assert torch.equal(logged.schedules["entropy_coef"].value, silent.schedules["entropy_coef"].value)
+    assert torch.equal(weights(logged), weights(silent))
+
+
+def test_a_keeper_scales_what_a_rule_gives_and_nothing_it_remembers():
+    rate = SCHEDULES["kl_adaptive"](1e-3, 1, target=0.01)
+    rate(torch.zeros(1), {})
+    rate.scale = torch.tensor([0.5])
+    for _ in range(3):
+        rate(torch.zeros(1), {"kl/old": torch.tensor([0.01])})
+    assert rate.value.tolist() == pytest.approx([0.5e-3])

@@ -19,6 +19,7 @@ from rlkit.recorded import Group, find
 
 RESAMPLES = 10_000  # of a number in the table
 BAND_RESAMPLES = 2_000  # of each point of a band
+FALL = 0.1  # of the peak: a seed that ends further below it has fallen
 TAILS = (2.5, 97.5)  # percentiles that bound a 95 % interval
 
 
@@ -51,6 +52,7 @@ class Row:
         above: share of seeds whose final return is at or above it, nan without a threshold.
         worst_drop: interquartile mean of the largest drop, `worst_drop`.
         worst_drop_max: that of the worst seed.
+        fallen: share of seeds that end more than 10 % below their peak, `fallen`; nan without evaluations on the way.
         volatility: interquartile mean of `volatility`.
         diverged: seeds whose gradient stayed non-finite.
         improvement: label of another algorithm -> probability that a seed of this one ends above a seed of that one.
@@ -70,6 +72,7 @@ class Row:
     above: float
     worst_drop: float
     worst_drop_max: float
+    fallen: float
     volatility: float
     diverged: int
     improvement: dict[str, Estimate] = field(default_factory=dict)
@@ -161,6 +164,11 @@ def worst_drop(values: np.ndarray) -> np.ndarray:
     return np.asarray((np.maximum.accumulate(values) - values).max(0))
 
 
+def fallen(peak: np.ndarray, final: np.ndarray) -> np.ndarray:
+    """Whether each seed's final return is below its best evaluation by more than 10 % of that one's size, bool [S]."""
+    return np.asarray(final < peak - FALL * np.abs(peak))
+
+
 def volatility(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the standard deviation (ddof 0) of each seed's evaluations [L, S] in the last half of its steps, [S].
 
@@ -221,6 +229,7 @@ def _row(group: Group) -> Row:
     final, solved_at = finals(group), group.column("solved_at_steps")
     evaluations = [record.curves["eval/return"] for record in group.records]
     drops = np.concatenate([worst_drop(values) for _, values in evaluations])
+    peaks = np.concatenate([values.max(0) for _, values in evaluations])
     threshold = reward_threshold(group.env)
     never = solved_at.count(None)
     watched = all(len(steps) > 1 for steps, _ in evaluations)  # evaluated during training, not only at the end
@@ -241,6 +250,7 @@ def _row(group: Group) -> Row:
         above=float((final >= threshold).mean()) if threshold is not None else np.nan,
         worst_drop=float(interquartile_mean(drops)) if watched else np.nan,
         worst_drop_max=float(drops.max()) if watched else np.nan,
+        fallen=float(fallen(peaks, final).mean()) if watched else np.nan,
         volatility=float(interquartile_mean(np.concatenate([volatility(*evaluation) for evaluation in evaluations]))),
         diverged=group.column("status").count("diverged"),
     )

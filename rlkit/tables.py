@@ -25,6 +25,7 @@ DEFINITIONS = {
     "Solved": "seeds that held the threshold for two evaluations in a row",
     "At the end": "seeds whose final return is at or above the threshold",
     "Worst drop": "largest fall of a seed's evaluation below the best before it; IQM over seeds, and the worst seed",
+    "Fallen": "seeds whose final return is below their best evaluation by more than 10 % of it",
     "Volatility": "standard deviation of a seed's evaluations over the last half of its steps; IQM over seeds",
     "Probability of improvement": "probability that a seed of one algorithm ends above a seed of the other; a tie "
     "counts half",
@@ -36,7 +37,7 @@ def results_table(results: Sequence[Row]) -> Table:
     goal = "" if results[0].threshold is None else f" {results[0].threshold:g}"
     reach = f"Steps to{goal}" if goal else "Steps to threshold"
     heading = ["", "Algorithm", "Seeds", "Steps", "Final return", "Area", reach, "Solved", "At the end"]
-    table = [[*heading, "Worst drop", "Volatility"]]
+    table = [[*heading, "Worst drop", "Fallen", "Volatility"]]
     for k, row in enumerate(results, 1):
         steps = {True: "never", False: f"{row.steps_to_threshold:,.0f}"}[math.isinf(row.steps_to_threshold)]
         cells = [
@@ -50,7 +51,9 @@ def results_table(results: Sequence[Row]) -> Table:
         cells += [NONE if math.isnan(row.steps_to_threshold) else steps]
         cells += [NONE if math.isnan(share) else of(share, row.seeds) for share in (row.solved, row.above)]
         drop = f"{plain(row.worst_drop)} (max {plain(row.worst_drop_max)})"
-        table.append([*cells, NONE if math.isnan(row.worst_drop) else drop, plain(row.volatility)])
+        cells += [NONE if math.isnan(row.worst_drop) else drop]
+        cells += [NONE if math.isnan(row.fallen) else of(row.fallen, row.seeds)]
+        table.append([*cells, plain(row.volatility)])
     return table
 
 

@@ -23,6 +23,7 @@ from rlkit.comparison import (
     band,
     bootstrap,
     compare,
+    fallen,
     improvement_across,
     probability_of_improvement,
     rows,
@@ -119,6 +120,12 @@ def test_worst_drop_is_below_the_best_before_it():
     # 5 -> 2 and 6 -> 3 are 3; a seed that only rises has none; a fall counts even if the peak comes later: 3 -> 1
     values = np.array([[1.0, 1.0, 3.0], [5.0, 2.0, 1.0], [2.0, 3.0, 5.0], [6.0, 4.0, 5.0], [3.0, 5.0, 5.0]])
     assert worst_drop(values).tolist() == [3.0, 0.0, 2.0]
+
+
+def test_a_seed_has_fallen_when_it_ends_more_than_a_tenth_below_its_peak():
+    # 449 < 450 and -83 < -82.5; on the border and above it is none; a peak of 0 leaves nothing to a tenth of it
+    peak, final = np.array([500.0, 500.0, -75.0, -75.0, 0.0]), np.array([449.0, 450.0, -83.0, -82.0, -1.0])
+    assert fallen(peak, final).tolist() == [True, False, True, False, True]
 
 
 def test_volatility_is_over_the_last_half_of_the_steps():
@@ -246,6 +253,7 @@ def test_a_row_of_the_table_by_hand(runs):
     assert ppo.above == 0.75  # 500, 476, 500 of four
     # drops 0, 4, 100, 0: (0 + 4) / 2, and 100
     assert (ppo.worst_drop, ppo.worst_drop_max) == (2.0, 100.0)
+    assert ppo.fallen == 0  # every seed ends at its peak
     # of the evaluations from step 2000 on: 8.165, 82.958, 47.140, 8.165; the middle two
     expected = (np.std([480, 490, 500]) + np.std([500, 400, 500])) / 2
     assert ppo.volatility == pytest.approx(expected)

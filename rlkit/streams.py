@@ -6,11 +6,12 @@ counter.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import numpy as np
 
 
+@unique
 class Purpose(IntEnum):
     """What a stream is for; the numbers are part of a run's identity and never change."""
 
@@ -24,6 +25,7 @@ class Purpose(IntEnum):
     BRANCH = 7  # the step of a trunk at which a vine branches
     TRUNK_ACTION = 8  # action noise of trunks
     TRUNK_EXPLORATION = 9  # offsets of trunks
+    DROPOUT = 20  # hidden units dropped in an iteration
 
 
 class Streams:

@@ -62,9 +62,9 @@ class LayerNormByHand:
                 place += ones @ part
             else:
                 self.xp.matmul(ones, part, out=place)
+        averaged = self.gain.mT * self.average  # [M, units, 1]
+        mean, slope = d @ averaged, dx @ averaged
         d *= self.gain
-        dx *= self.gain
-        mean, slope = d @ self.average, dx @ self.average
         d -= mean
         d -= self.xp.multiply(self.x, slope, out=dx)
         d *= self.inverse

@@ -172,7 +172,7 @@ class ByHand:
         self.layers, self.grads = [layer[:2] for layer in layers], [grad[:2] for grad in grads]
         self.num_hidden, self.activation, self.masks, self.xp = num_hidden, activation, masks, xp
         self.norms = [
-            LayerNormByHand(xp, *layer[2:], grads[i][2:] if grads else None)
+            LayerNormByHand(xp, layer[2], layer[3], grads[i][2:] if grads else None)
             for i, layer in enumerate(layers)
             if layer[2:]
         ]  # of each hidden layer, or none

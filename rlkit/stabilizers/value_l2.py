@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.link import Link
@@ -36,13 +38,13 @@ class ValueL2(Link):
 
     def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
         squares = [torch.linalg.vecdot(w, w) for w in (weight.flatten(1) for weight in _weights(policy))]  # [M] each
-        return {"loss": 0.5 * self.coef * torch.stack(squares).sum(0)}
+        return {"loss": 0.5 * self.coef * functools.reduce(operator.add, squares)}
 
     def parameter_gradients(self, policy: Policy) -> dict[Tensor, Tensor]:
         return {weight: self.coef * weight.detach() for weight in _weights(policy)}
 
 
-def _weights(policy: Policy) -> nn.ParameterList:
+def _weights(policy: Policy) -> list[Tensor]:
     if policy.critic is None:
         raise ValueError("the penalty on the critic's weights needs a policy with a critic")
-    return policy.critic.weights
+    return [layer[1] for layer in policy.critic.layers]

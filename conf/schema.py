@@ -132,7 +132,12 @@ class AlgoConfig:
 class PPOConfig(AlgoConfig):
     num_steps: int = key(128, "steps of each environment in a rollout", ge=1)
     value_coef: float = key(1.0, "weight of the value loss (V - return)^2 / 2", ge=0)
-    value_clip: float | None = key(None, "range V may move in an update, in units of return; null: free", gt=0)
+    value_clip: float | None = key(
+        None,
+        "range V may move in an update, in units of return (of its deviation with policy.value_normalization); "
+        "null: free",
+        gt=0,
+    )
 
 
 @dataclass
@@ -155,6 +160,19 @@ class PolicyConfig:
     log_std: str = key("free", "deviation of continuous actions", choices=("free", "state"))
     log_std_init: float = key(0.0, "initial log standard deviation of continuous actions", ge=-20, le=2)
     squash: bool = key(False, "continuous actions are tanh(sample) rescaled to the bounds")
+    layer_norm: bool = key(False, "normalise the pre-activations of each hidden layer, with learned gain and shift")
+    dropout: float = key(
+        0.0,
+        "probability of dropping a hidden unit of the actor, one mask an iteration; evaluation drops none",
+        ge=0,
+        lt=1,
+    )
+    value_normalization: str = key(
+        "none",
+        "the critic predicts returns, or returns standardised by running statistics of its targets: a change of these "
+        "changes V (running) or rescales the output layer so that it does not (popart) (PPO)",
+        choices=("none", "running", "popart"),
+    )
 
 
 @dataclass
@@ -260,6 +278,8 @@ def _conflicts(config: Config) -> Iterator[str]:
     high = config.algo.clip_high if config.algo.clip_high is not None else config.algo.clip
     if config.algo.ratio_bound is not None and high is not None and config.algo.ratio_bound <= 1 + high:
         yield f"algo.ratio_bound is {config.algo.ratio_bound:g}; it must be above 1 + the upper clip, {1 + high:g}"
+    if config.policy.dropout and not config.policy.hidden:
+        yield f"policy.dropout is {config.policy.dropout:g} and policy.hidden is []; without hidden units it must be 0"
     if config.algo.clip is None and (config.algo.clip_high is not None or config.algo.schedule.clip.name != "constant"):
         yield "algo.clip is null (no clip); then algo.clip_high must be null and algo.schedule.clip.name constant"
     schedules = {f"algo.schedule.{name}": getattr(config.algo.schedule, name) for name in SCHEDULED}
@@ -294,6 +314,9 @@ def _ppo_problems(config: Config, algo: PPOConfig) -> Iterator[str]:
 
 
 def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
+    kind = config.policy.value_normalization
+    if kind != "none":
+        yield f"policy.value_normalization is {kind}; with algo=grpo, which has no critic, it must be none"
     if algo.advantage == "vine" and algo.groups != "vine":
         yield f"algo.advantage is vine and algo.groups is {algo.groups}; that advantage needs algo.groups=vine"
     if config.num_envs % algo.group_size:

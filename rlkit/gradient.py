@@ -19,7 +19,7 @@ from torch import Tensor
 from rlkit.arrays import array_library, as_array
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
-from rlkit.link import Chain
+from rlkit.link import Chain, Link
 from rlkit.mlp import ByHand, StackedMLP
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
@@ -141,10 +141,10 @@ class GaussianDimensions:
 
 
 class Evaluated:
-    """What `Link.gradients` reads of a policy evaluated on a minibatch: arrays [M, B]."""
+    """What `Link.gradients` reads of a policy evaluated on a minibatch: arrays [M, B], and `Out.value_std`."""
 
-    def __init__(self, xp: Any, log_prob: Any, value: Any | None) -> None:
-        self.xp, self.log_prob, self.value = xp, log_prob, value
+    def __init__(self, xp: Any, log_prob: Any, value: Any | None, value_std: Any | None = None) -> None:
+        self.xp, self.log_prob, self.value, self.value_std = xp, log_prob, value, value_std
 
     def array(self, x: Tensor) -> Any:
         """A tensor as an array of the same library."""
@@ -201,7 +201,11 @@ class Gradient:
     """
 
     def __init__(self, policy: Policy, chain: Chain, optimizer: Adam) -> None:
-        self.policy, self.chain, self.params = policy, chain, optimizer.params
+        self.policy, self.params = policy, optimizer.params
+        self.chain, self.penalties = Chain(), Chain()  # losses through the outputs; through parameters, in closed form
+        for name, link in chain.links.items():
+            direct = type(link).parameter_gradients is not Link.parameter_gradients
+            (self.penalties if direct else self.chain).links[name] = link
         self.xp = xp = array_library(optimizer.flat.device)
         self.flat = torch.zeros_like(optimizer.flat)
         # where in `flat` the gradient of a parameter goes
@@ -210,6 +214,8 @@ class Gradient:
         self.trunk = None if policy.trunk is None else self._by_hand(policy.trunk)
         self.critic = None if policy.critic is None else self._by_hand(policy.critic)
         self.log_std = None if policy.log_std is None else as_array(policy.log_std.detach().mT, xp)
+        # the critic's mean and std, [M, 1]; () where its output is V
+        self.units = tuple(as_array(x, xp) for x in policy.value_scale.units()) if policy.value_scale else ()
         self.in_pieces = xp is np
 
     def _by_hand(self, network: StackedMLP) -> ByHand:
@@ -235,9 +241,10 @@ class Gradient:
             if self.trunk is not None:
                 x = self.trunk.forward(x)
             output = self.actor.forward(x)
-            value = None if self.critic is None else self.critic.forward(x)[:, 0]
+            value = None if self.critic is None else self._scaled(self.critic.forward(x)[:, 0])
             head = self._head(output, rows)
-            by, closed, rest = self._by_links(Evaluated(self.xp, head.log_prob, value), rows)
+            seen = Evaluated(self.xp, head.log_prob, value, self.units[1] if self.units else None)
+            by, closed, rest = self._by_links(seen, rows)
             if rest.links:
                 if rows is not whole:  # autograd goes through the minibatch at once
                     self.in_pieces = False
@@ -250,9 +257,26 @@ class Gradient:
                 if by_param is not None:
                     self.places[p] += by_param
         output, log_prob, value = (self._joined(x) for x in zip(*found, strict=True))
-        out = Out(self._distribution(output.mT, batch), log_prob, value)
-        losses = functools.partial(closed.losses, out, batch, self.policy)
-        return Differentiated(self.flat, out, terms if rest.links else {}, losses)
+        out = Out(self._distribution(output.mT, batch), log_prob, value, self._value_std())
+        terms = terms if rest.links else {}
+        if self.penalties.links:
+            terms = self._penalise(out, batch) | terms
+        return Differentiated(self.flat, out, terms, functools.partial(closed.losses, out, batch, self.policy))
+
+    def _scaled(self, raw: Any) -> Any:
+        """V for the critic's output, [M, B] each."""
+        return raw * self.units[1] + self.units[0] if self.units else raw
+
+    def _value_std(self) -> Tensor | None:
+        return torch.as_tensor(self.units[1]) if self.units else None
+
+    def _penalise(self, out: Out, batch: Batch) -> dict[str, Tensor]:
+        """Add what penalties owe to parameters; return them as they are before the weights move."""
+        for link in self.penalties.links.values():
+            for p, by_param in link.parameter_gradients(self.policy).items():
+                if p in self.places:
+                    self.places[p] += by_param
+        return self.penalties.losses(out, batch, self.policy)
 
     def _by_links(self, seen: Evaluated, rows: Rows) -> tuple[dict[str, Any], Chain, Chain]:
         """Return d loss / d log_prob, entropy and value, the links that gave theirs, and the others."""
@@ -315,7 +339,7 @@ class Gradient:
         leaves = [torch.as_tensor(x).detach().requires_grad_() for x in (output, value) if x is not None]
         with torch.enable_grad():
             dist = self._distribution(leaves[0].mT, batch)
-            out = Out(dist, dist.log_prob(batch.action), None if value is None else leaves[1])
+            out = Out(dist, dist.log_prob(batch.action), None if value is None else leaves[1], self._value_std())
             terms = rest.losses(out, batch, self.policy)
             loss = reduce(terms, batch, rest.column).sum() if terms else torch.zeros(())
         found: Sequence[Tensor | None] = [None] * (len(leaves) + len(self.params))
@@ -335,7 +359,8 @@ class Gradient:
         shared = self.trunk is not None
         by_features = self.actor.backward(by_output, shared, more)
         if self.critic is not None and by_value is not None:
-            by_input = self.critic.backward(by_value[:, None], shared, more)
+            by_raw = by_value * self.units[1] if self.units else by_value
+            by_input = self.critic.backward(by_raw[:, None], shared, more)
             by_features = by_features + by_input if shared else None
         if self.trunk is not None:
             self.trunk.backward(by_features, more=more)

@@ -49,6 +49,13 @@ class Link:
         """
         return {} if type(self).losses is Link.losses else None
 
+    def parameter_gradients(self, policy: Policy) -> dict[Tensor, Tensor]:
+        """Return the derivatives of losses [M] by parameters in closed form; a link that has this has no other losses.
+
+        It spares autograd as `gradients` does, which is then not asked.
+        """
+        raise NotImplementedError
+
     def column(self, term: str) -> str:
         """Name the column that weighs the loss term `term`."""
         return self.weight

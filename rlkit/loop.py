@@ -136,21 +136,21 @@ class Learner:
         for schedule in self.schedules.values():
             schedule(progress, self.metrics)
 
-        rollout = self.collector.collect(self.policy, self.iteration, running)
-        rollout = self.chain.rollout(rollout)
-        rollout = self.estimate(rollout)
-        batch = self.chain.batch(flatten(rollout))
-        record = self.update(batch, running)
-        self.metrics, self.histograms = self.measure(record, batch, detail)
-        self.metrics["run/progress"] = progress
-        self.chain.observe(batch, self.metrics, self.policy)
+        with self.policy.thinned(self.streams, self.iteration):
+            rollout = self.collector.collect(self.policy, self.iteration, running)
+            rollout = self.chain.rollout(rollout)
+            rollout = self.estimate(rollout)
+            batch = self.chain.batch(flatten(rollout))
+            record = self.update(batch, running)
+            self.metrics, self.histograms = self.measure(record, batch, detail)
+            self.metrics["run/progress"] = progress
+            self.chain.observe(batch, self.metrics, self.policy)
 
         if detail:
             self.metrics |= self.chain.report()
             if rollout.group is not None:
                 self.metrics["group/degenerate"] = degenerate_share(rollout)
-        if self.policy.normalizer is not None:
-            self.policy.normalizer.update(rollout.obs, rollout.valid)
+        self.policy.update_statistics(rollout)
         self.iteration += 1
 
     def estimate(self, rollout: Rollout) -> Rollout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.arrays import array_library, as_array
+from rlkit.layer_norm import LayerNormByHand, layer_norm
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,16 @@ class StackedMLP(nn.Module):
     Args:
         sizes: width of the input and of each layer.
         gain: of the last layer, which then has no activation; None if the last layer is a hidden one too.
+        norm: normalise the pre-activation of each hidden layer (`rlkit.layer_norm`); gains start at one.
     """
 
     def __init__(
-        self, sizes: Sequence[int], activation: str, gain: float | None, rngs: Sequence[torch.Generator]
+        self,
+        sizes: Sequence[int],
+        activation: str,
+        gain: float | None,
+        rngs: Sequence[torch.Generator],
+        norm: bool = False,
     ) -> None:
         super().__init__()
         gains = [2.0**0.5] * (len(sizes) - 1)
@@ -97,30 +105,52 @@ class StackedMLP(nn.Module):
             orthogonal(a, b, g, rngs) for a, b, g in zip(sizes, sizes[1:], gains, strict=False)
         )
         self.biases = nn.ParameterList(torch.zeros(len(rngs), 1, size) for size in sizes[1:])
-        # a plain tuple of the same tensors: looking a parameter up in a module costs as much as a small product
-        self.layers = tuple(zip(self.biases, self.weights, strict=True))
+        self.widths = list(sizes[1:][: self.num_hidden])  # of hidden layers
+        normed = self.widths if norm else []
+        self.norm_gains = nn.ParameterList(torch.ones(len(rngs), 1, size) for size in normed)
+        self.norm_shifts = nn.ParameterList(torch.zeros(len(rngs), 1, size) for size in normed)
+        self.masks: tuple[Tensor, ...] = ()  # what multiplies each hidden layer's units, [M, 1, units]; () for nothing
+        # plain tuples of the same tensors: looking a parameter up in a module costs as much as a small product
+        layers = zip_longest(self.biases, self.weights, self.norm_gains, self.norm_shifts)
+        self.layers = tuple(tuple(p for p in layer if p is not None) for layer in layers)
 
     def __call__(self, x: Tensor) -> Tensor:  # not through Module.__call__, which costs as much as a small product
         if not torch.is_grad_enabled():
             xp = array_library(x.device)
             y = torch.as_tensor(self.by_hand(xp).forward(as_array(x, xp)))
             return y if self.num_hidden == len(self.layers) else y.mT
-        for i, (bias, weight) in enumerate(self.layers):
+        for i, (bias, weight, *norm) in enumerate(self.layers):
             x = torch.baddbmm(bias, x, weight)
             if i < self.num_hidden:
-                x = self.activation.function(x)
+                x = self.activation.function(layer_norm(x, *norm) if norm else x)
+                x = x * self.masks[i] if self.masks else x
         return x
+
+    def drop(self, p: float, rngs: Sequence[np.random.Generator]) -> None:
+        """Drop each hidden unit with probability p, until `masks` is set to () (inverted dropout).
+
+            h = mask activation(...) / (1 - p),   mask ~ Bernoulli(1 - p), one for each member and unit
+
+        Source: Srivastava et al. 2014, section 4, with the factor at training, not at test time (their section 10).
+
+        Args:
+            rngs: one generator for each member, which gives the numbers of all its layers at once.
+        """
+        kept = np.stack([rng.random(sum(self.widths)) for rng in rngs]) >= p  # [M, all units]
+        masks = torch.from_numpy(kept[:, None] / (1 - p)).to(self.weights[0])
+        self.masks = tuple(mask.contiguous() for mask in masks.split(self.widths, 2))
 
     def by_hand(self, xp: Any, grads: Sequence[Sequence[Tensor]] = ()) -> ByHand:
         """Return both passes over the memory of the weights, with the operations of `xp`: numpy, or torch itself.
 
         Args:
-            grads: where the backward pass writes d loss / d (bias, weight) of each layer, tensors of their shapes.
+            grads: where the backward pass writes d loss / d (bias, weight, ...) of each of `layers`.
         """
         layers, places = (
-            [tuple(as_array(x.detach(), xp) for x in pair) for pair in pairs] for pairs in (self.layers, grads)
+            [tuple(as_array(x.detach(), xp) for x in layer) for layer in some] for some in (self.layers, grads)
         )
-        return ByHand(layers, places, self.num_hidden, self.activation, xp)
+        masks = [as_array(mask, xp) for mask in self.masks]
+        return ByHand(layers, places, self.num_hidden, self.activation, masks, xp)
 
 
 class ByHand:
@@ -131,10 +161,21 @@ class ByHand:
     """
 
     def __init__(
-        self, layers: Sequence[Any], grads: Sequence[Any], num_hidden: int, activation: Activation, xp: Any
+        self,
+        layers: Sequence[Any],
+        grads: Sequence[Any],
+        num_hidden: int,
+        activation: Activation,
+        masks: Sequence[Any],
+        xp: Any,
     ) -> None:
-        self.layers, self.grads = layers, grads
-        self.num_hidden, self.activation, self.xp = num_hidden, activation, xp
+        self.layers, self.grads = [layer[:2] for layer in layers], [grad[:2] for grad in grads]
+        self.num_hidden, self.activation, self.masks, self.xp = num_hidden, activation, masks, xp
+        self.norms = [
+            LayerNormByHand(xp, layer[2], layer[3], grads[i][2:] if grads else None)
+            for i, layer in enumerate(layers)
+            if layer[2:]
+        ]  # of each hidden layer, or none
         self.inputs: list[Any] = []  # of each layer in the last forward pass, [M, B, in]
         self.slopes: list[Callable[[Any], None]] = []  # of each hidden layer
         self.memory: dict[tuple[str, int], Any] = {}
@@ -161,8 +202,12 @@ class ByHand:
             if i < self.num_hidden:
                 z = self.xp.matmul(x, weight, out=self._place("h", i, (*x.shape[:2], weight.shape[2])))
                 z += bias
+                if self.norms:
+                    z = self.norms[i].forward(z, out=self._place("n", i, z.shape))
                 x, slope = self.activation.by_hand(self.xp, z)
                 self.slopes.append(slope)
+                if self.masks:  # into other memory, since the slope reads what it masks
+                    x = self.xp.multiply(x, self.masks[i], out=self._place("masked", i, x.shape))
             else:
                 y = (x @ weight).mT
                 x = self.xp.add(y, bias.mT, out=self._empty(y.shape))
@@ -180,7 +225,11 @@ class ByHand:
         ones[...] = 1.0
         for i in reversed(range(len(self.layers))):
             if i < self.num_hidden:
+                if self.masks:
+                    d *= self.masks[i]
                 self.slopes[i](d)
+                if self.norms:
+                    self.norms[i].backward(d, ones, more)
             else:
                 d = d.mT
             (grad_bias, grad_weight), weight = self.grads[i], self.layers[i][1]

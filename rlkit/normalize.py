@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from rlkit.buffer import Rollout
 from rlkit.link import Link
 
+VALUE_RATE = 0.1  # a memory of ten rollouts: short enough for returns that grow, long enough for an odd rollout
+LOWEST_STD = 1e-4  # of value targets, as in Hessel et al. 2019: equal ones are no reason to divide by zero
+
 
 class Normalizer(nn.Module):
     """(x - mean) / std, clipped to +-`clip`, with running mean and variance of each member [M, D].
@@ -97,3 +100,67 @@ class RewardScale(Link):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.running = state.get("running")
         self.statistics.load_state_dict({k: v for k, v in state.items() if k != "running"})
+
+
+class ValueScale(nn.Module):
+    """The critic's units: V = std raw + mean, with exponentially weighted statistics of each member's value targets.
+
+    A rollout whose targets have mean m and variance v moves statistics of total weight w, which starts at zero, by
+
+        w' = (1 - rate) w + rate,   c = rate / w',   mean' = mean + c (m - mean),
+        var' = (1 - c) var + c v + c (1 - c) (m - mean)^2
+
+    so they are averages with weights that sum to one from the first rollout on: the debiased ones of Adam (Kingma & Ba
+    2015, section 3), as a merge that cannot turn negative. Until then V = raw. They move only in `update`, which the
+    loop calls after an update: frozen within one rollout and the epochs on it, never those of the batch they scale.
+
+    Source: van Hasselt et al. 2016 ("Learning values across many orders of magnitude", sections 2.1 and 2.2).
+
+    Args:
+        rate: weight of the newest rollout.
+    """
+
+    mean: Tensor
+    var: Tensor
+    weight: Tensor
+
+    def __init__(self, members: int, rate: float = VALUE_RATE) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("mean", torch.zeros(members, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(members, dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros(members, dtype=torch.float64))
+
+    @property
+    def std(self) -> Tensor:
+        """The unit, [M], in units of return."""
+        return self.var.sqrt().clamp(min=LOWEST_STD)
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Return mean and std as they apply to values [M, B], [M, 1] each."""
+        return self.mean[:, None].float(), self.std[:, None].float()
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return V for the critic's output, [M, B] each."""
+        mean, std = self.units()
+        return torch.addcmul(mean, std, raw)
+
+    @torch.no_grad()
+    def update(self, ret: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in the valid rows of value targets [T, M, N].
+
+        Returns:
+            (a, b), [M] each: a raw + b is in the new units what raw was in the old; (1, 0) where nothing changed.
+        """
+        rows = valid.sum((0, 2)).double()
+        m = ret.double().masked_fill(~valid, 0.0).sum((0, 2)) / rows
+        v = ((ret - m[:, None]) ** 2).masked_fill(~valid, 0.0).sum((0, 2)) / rows
+        some = (m + v).isfinite()  # 0 / 0 of a frozen member is not, nor are the targets of a critic that diverged
+        old_mean, old_std = self.mean.clone(), self.std
+        weight = (1 - self.rate) * self.weight + self.rate
+        c = self.rate / weight
+        var = (1 - c) * self.var + c * v + c * (1 - c) * (m - old_mean) ** 2
+        self.weight.copy_(torch.where(some, weight, self.weight))
+        self.mean.copy_(torch.where(some, old_mean + c * (m - old_mean), old_mean))
+        self.var.copy_(torch.where(some, var, self.var))
+        return old_std / self.std, (old_mean - self.mean) / self.std

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlkit.buffer import Batch
+from rlkit.buffer import Batch, Rollout
 from rlkit.distributions import Categorical, DiagonalGaussian, Distribution
 from rlkit.mlp import StackedMLP
-from rlkit.normalize import Normalizer
+from rlkit.normalize import Normalizer, ValueScale
+from rlkit.streams import Purpose, Streams
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of a state-dependent deviation (Haarnoja et al. 2018)
 
@@ -33,7 +35,8 @@ class Out:
 
     dist: Distribution
     log_prob: Tensor
-    value: Tensor | None
+    value: Tensor | None  # in units of return
+    value_std: Tensor | None = None  # [M, 1]: the unit that the critic's error is measured in, if it is another
 
 
 class Policy(nn.Module):
@@ -50,6 +53,10 @@ class Policy(nn.Module):
         log_std_init: initial log standard deviation of continuous actions.
         log_std: "free" (one parameter per dimension) or "state" (an output of the network).
         squash: continuous actions are tanh(sample), rescaled to the bounds.
+        layer_norm: normalise the pre-activations of all hidden layers.
+        dropout: probability with which a hidden unit of the actor (or the trunk) is dropped while `thinned`.
+        value_normalization: the critic's output is V ("none"), or V in the units of running statistics of its targets,
+            where a change of these changes V ("running") or rescales the last layer so that it does not ("popart").
         normalizer: statistics applied to every observation, or None.
     """
 
@@ -66,6 +73,9 @@ class Policy(nn.Module):
         log_std_init: float = 0.0,
         log_std: str = "free",
         squash: bool = False,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        value_normalization: str = "none",
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
@@ -73,14 +83,16 @@ class Policy(nn.Module):
         self.members, self.obs_size = len(rngs), obs_size
         self.discrete = actions.kind == "discrete"
         self.sizes = actions.sizes
-        self.squash = squash
+        self.squash, self.dropout = squash, dropout
         self.normalizer = normalizer
         self.action_size = sum(actions.sizes) if self.discrete else actions.size
         self.state_std = not self.discrete and log_std == "state"
         outputs = self.action_size * (2 if self.state_std else 1)
-        self.trunk = StackedMLP([obs_size, *hidden], activation, None, rngs) if shared_trunk and hidden else None
+        self.trunk: StackedMLP | None = None
+        if shared_trunk and hidden:
+            self.trunk = StackedMLP([obs_size, *hidden], activation, None, rngs, layer_norm)
         actor_sizes = [hidden[-1], outputs] if self.trunk else [obs_size, *hidden, outputs]
-        self.actor = StackedMLP(actor_sizes, activation, 0.01, rngs)
+        self.actor = StackedMLP(actor_sizes, activation, 0.01, rngs, layer_norm)
         if self.state_std:
             with torch.no_grad():
                 self.actor.biases[-1][..., self.action_size :] = log_std_init
@@ -92,7 +104,11 @@ class Policy(nn.Module):
         self.critic: StackedMLP | None = None
         if critic_hidden is not None:
             critic_sizes = [hidden[-1], 1] if self.trunk else [obs_size, *critic_hidden, 1]
-            self.critic = StackedMLP(critic_sizes, activation, 1.0, rngs)
+            self.critic = StackedMLP(critic_sizes, activation, 1.0, rngs, layer_norm)
+        self.popart = value_normalization == "popart"
+        self.value_scale = None if value_normalization == "none" else ValueScale(self.members)
+        if self.value_scale is not None and self.critic is None:
+            raise ValueError(f"value_normalization is {value_normalization}; without a critic it must be none")
 
     @property
     def noise_kind(self) -> str:
@@ -125,19 +141,60 @@ class Policy(nn.Module):
         """Return V(obs) [M, B] for obs [M, B, D]; an error where there is no critic."""
         if self.critic is None:
             raise ValueError("this policy has no critic")
-        value: Tensor = self.critic(self.features(obs)).squeeze(-1)
+        return self._scaled(self.critic(self.features(obs)).squeeze(-1))
+
+    def _scaled(self, raw: Tensor) -> Tensor:
+        value: Tensor = raw if self.value_scale is None else self.value_scale(raw)
         return value
 
     def evaluate(self, batch: Batch) -> Out:
         """Evaluate the policy on a batch: distribution, log-probability of the batch's actions, value."""
         features = self.features(batch.obs)
         dist = shifted(self.distribution_of(self.actor(features)), batch.get("offset"))
-        value = None if self.critic is None else self.critic(features).squeeze(-1)
-        return Out(dist, dist.log_prob(batch.action), value)
+        value = None if self.critic is None else self._scaled(self.critic(features).squeeze(-1))
+        std = None if self.value_scale is None else self.value_scale.units()[1]
+        return Out(dist, dist.log_prob(batch.action), value, std)
 
     def frozen_copy(self) -> Policy:
-        """Return a copy with its own weights and statistics that takes no gradient: a reference policy."""
-        return copy.deepcopy(self).requires_grad_(False)
+        """Return a copy with its own weights and statistics that takes no gradient: a reference policy, whole."""
+        other = copy.deepcopy(self).requires_grad_(False)
+        other._hidden.masks = ()
+        return other
+
+    @property
+    def _hidden(self) -> StackedMLP:
+        """The network that holds the actor's hidden layers."""
+        return self.actor if self.trunk is None else self.trunk
+
+    @contextmanager
+    def thinned(self, streams: Streams, iteration: int) -> Iterator[None]:
+        """Drop hidden units with probability `dropout`, the same ones of a member throughout the `with` block.
+
+        One mask for an iteration, at collection and in the update, makes the first ratios exactly one; with a new mask
+        for each pass they would measure the masks. Outside of the block the network is whole.
+
+        Args:
+            iteration: index of the streams.
+        """
+        if self.dropout:
+            self._hidden.drop(self.dropout, streams.open(Purpose.DROPOUT, iteration))
+        try:
+            yield
+        finally:
+            self._hidden.masks = ()
+
+    @torch.no_grad()
+    def update_statistics(self, rollout: Rollout) -> None:
+        """Let the statistics of observations and of value targets, where there are any, take in a rollout."""
+        if self.normalizer is not None:
+            self.normalizer.update(rollout.obs, rollout.valid)
+        if self.value_scale is None or self.critic is None or rollout.ret is None:
+            return
+        a, b = (x[:, None, None] for x in self.value_scale.update(rollout.ret, rollout.valid))
+        if self.popart:  # into the optimiser's vector; its moments stay, since the loss is in standardised units
+            bias, weight = self.critic.biases[-1], self.critic.weights[-1]
+            weight.copy_(a * weight)
+            bias.copy_(a * bias + b)
 
     def distribution_of(self, output: Any, log_std: Any = None) -> Distribution:
         """Return the distribution that an output of the actor [M, B, ...] stands for.

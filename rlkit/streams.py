@@ -6,11 +6,12 @@ counter.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import numpy as np
 
 
+@unique
 class Purpose(IntEnum):
     """What a stream is for; the numbers are part of a run's identity and never change."""
 
@@ -27,6 +28,7 @@ class Purpose(IntEnum):
     PILOT_START = 10  # start states of the pilot run
     PILOT_ACTION = 11  # its action noise
     PILOT_CHOICE = 12  # which of its start states episodes begin with
+    DROPOUT = 13  # hidden units dropped in an iteration
 
 
 class Streams:

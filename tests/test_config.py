@@ -38,6 +38,7 @@ ISSUE_KEYS = re.findall(
     algo.schedule.clip.name algo.schedule.clip.final algo.schedule.clip.rate algo.schedule.clip.target
     algo.schedule.clip.floor algo.schedule.entropy_coef.name algo.schedule.entropy_coef.final
     policy.hidden policy.critic_hidden policy.activation policy.shared_trunk policy.log_std_init policy.squash
+    policy.layer_norm policy.dropout policy.value_normalization
     """,
 )
 
@@ -84,6 +85,7 @@ def selections() -> list[list[str]]:
         for algo in options("algo")
         for tuned in ([], ["tuned=none", *SMALL[algo]])
         for stabilizer in stabilizers
+        if not (algo == "grpo" and stabilizer == "stabilizer=[value_l2]")  # which has no critic
         if tuned or f"{env}_{algo}" in TUNED  # where there are none, both are the same
     ]
     return pairs + [[f"experiment={name}", "members=2"] for name in options("experiment")]
@@ -294,6 +296,8 @@ AT_ODDS = [
     (["algo.adam_betas=[nan,0.9]"], "algo.adam_betas is [nan, 0.9]", "< 1"),
     (["policy.hidden=[64,0]"], "policy.hidden is [64, 0]", ">= 1"),
     (["policy.hidden=[]", "policy.shared_trunk=true"], "policy.shared_trunk", "at least one layer"),
+    (["policy.hidden=[]", "policy.dropout=0.1"], "policy.dropout is 0.1", "must be 0"),
+    (["policy.value_normalization=popart"], "policy.value_normalization is popart", "no critic, it must be none"),
     (["algo.clip=null", "algo.schedule.clip.name=linear"], "algo.clip is null", "constant"),
     (
         ["algo.schedule.learning_rate.name=kl_driven"],

@@ -25,6 +25,8 @@ from rlkit.stabilizers.entropy import Entropy
 from rlkit.stabilizers.ref_kl import RefKL
 from rlkit.stabilizers.surrogate import Surrogate
 from rlkit.stabilizers.value import Value
+from rlkit.stabilizers.value_l2 import ValueL2
+from rlkit.streams import Streams
 
 MEMBERS, ROWS, OBS = 3, 17, 5
 libraries = pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
@@ -155,6 +157,57 @@ def test_policies(monkeypatch, xp, activation, shared_trunk, log_std, squash):
         squash=squash,
     )
     same(policy, recipe(True), some_batch(policy, True, True))
+
+
+@libraries
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize(("layer_norm", "dropout"), [(True, 0.0), (False, 0.4), (True, 0.4)])
+def test_layer_norm_and_dropped_units(monkeypatch, xp, activation, shared_trunk, layer_norm, dropout):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
+    policy = some_policy(
+        "discrete",
+        critic_hidden=(6,),
+        activation=activation,
+        shared_trunk=shared_trunk,
+        layer_norm=layer_norm,
+        dropout=dropout,
+    )
+    with policy.thinned(Streams(range(MEMBERS)), 0):
+        same(policy, recipe(True), some_batch(policy, True, True))
+
+
+@libraries
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_a_critic_of_standardised_returns_with_and_without_a_closed_form(monkeypatch, xp, clip, shared_trunk):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
+    policy = some_policy("discrete", critic_hidden=(6,), shared_trunk=shared_trunk, value_normalization="running")
+    assert policy.value_scale is not None
+    rng = torch.Generator().manual_seed(3)
+    policy.value_scale.update(4 * torch.randn(5, MEMBERS, 2, generator=rng) - 7, torch.ones(5, MEMBERS, 2).bool())
+    batch = some_batch(policy, True, False)
+    links = {**recipe(False).links, "value": Value(0.7, clip)}
+    same(policy, Chain(**links), batch)
+    same(policy, Chain(**links, again=ByAutograd(0.7, clip), first=Penalty()), batch)
+
+
+class ByAutograd(Value):
+    """The value loss without its closed form."""
+
+    def gradients(self, out, batch):
+        return None
+
+
+@libraries
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside autograd"])
+def test_a_penalty_on_weights_in_closed_form(monkeypatch, xp, others):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
+    policy = some_policy("discrete", critic_hidden=(7,))
+    links = {"value_l2": ValueL2(policy, 0.3), **recipe(True).links}
+    same(policy, Chain(**links, **({"penalty": Penalty()} if others else {})), some_batch(policy, True, False))
+    policy.critic.weights[0].requires_grad_(False)
+    same(policy, Chain(**links), some_batch(policy, True, False))
 
 
 class Penalty(Link):

@@ -87,6 +87,13 @@ LINKS: dict[str, tuple[list[str], list[str] | None]] = {
         for kind in ("linear", "correlated")
     },
     "normalize_observation": (["env.normalize_observation=true"], None),
+    "layer_norm": (["policy.layer_norm=true"], None),
+    "dropout": (["policy.dropout=0.3"], None),
+    "value_l2": (
+        ["stabilizer=[value_l2]", "stabilizer.value_l2.coef=0.1"],
+        ["stabilizer=[value_l2]", "stabilizer.value_l2.coef=0"],
+    ),
+    **{f"value {kind}": ([f"policy.value_normalization={kind}"], None) for kind in ("running", "popart")},
 }
 # one of each kind, for every pair: of variants that set the same key only one can be on
 PAIRED = (
@@ -105,14 +112,35 @@ PAIRED = (
     "reward_scale",
     "exploration linear",
     "normalize_observation",
+    "layer_norm",
+    "dropout",
+    "value_l2",
+    "value popart",
 )
 ALGOS = ("ppo", "grpo")
-every_link = pytest.mark.parametrize("link", LINKS)
+CRITIC = {"value_l2", "value running", "value popart"}  # need one
 every_algo = pytest.mark.parametrize("algo", ALGOS)
 
 
-@every_algo
-@pytest.mark.parametrize("link", [name for name, (_, off) in LINKS.items() if off is not None])
+def every(*links: str) -> list[tuple[str, ...]]:
+    """Every algorithm with links that it can have."""
+    return [(algo, *links) for algo in ALGOS if algo == "ppo" or not CRITIC & set(links)]
+
+
+every_link = pytest.mark.parametrize(("algo", "link"), [pair for link in LINKS for pair in every(link)])
+
+
+def together(*links: str) -> list[str]:
+    """The overrides that switch several links on; their stabilisers are one list."""
+    given = [override for link in links for override in LINKS[link][0]]
+    names = [name for o in given if o.startswith("stabilizer=") for name in o[len("stabilizer=[") : -1].split(",")]
+    rest = {o.split("=")[0]: o for o in given if not o.startswith("stabilizer=")}  # of two values of a key the second
+    return [f"stabilizer=[{','.join(dict.fromkeys(names))}]", *rest.values()]
+
+
+@pytest.mark.parametrize(
+    ("algo", "link"), [pair for link, (_, off) in LINKS.items() if off is not None for pair in every(link)]
+)
 def test_law_1_a_zero_coefficient_changes_no_bit(algo, link):
     plain = train(small_learner(algo, "members=2"), 3)
     off = LINKS[link][1]
@@ -125,7 +153,8 @@ def test_law_1_a_zero_coefficient_changes_no_bit(algo, link):
 def test_law_1_the_coefficient_of_each_link_matters(algo):
     """The law above would hold for links that do nothing."""
     plain = train(small_learner(algo, "members=2"), 3)
-    for on in (LINKS["entropy"][0], LINKS["ref_kl exact"][0]):
+    names = ["entropy", "ref_kl exact", *(["value_l2"] if algo == "ppo" else [])]
+    for on in (LINKS[name][0] for name in names):
         assert not torch.equal(weights(train(small_learner(algo, "members=2", *on), 3)), weights(plain))
 
 
@@ -136,7 +165,6 @@ def test_law_1_a_zero_value_coefficient_trains_the_actor_as_without_the_link():
     assert torch.equal(weights(train(zero, 3)), weights(train(without, 3)))
 
 
-@every_algo
 @every_link
 def test_law_2_batch_keeps_the_number_of_rows(algo, link):
     learner = small_learner(algo, "members=2", *LINKS[link][0])
@@ -154,7 +182,6 @@ def test_law_2_batch_keeps_the_number_of_rows(algo, link):
     assert all(before == after and kept for before, after, kept in seen)
 
 
-@every_algo
 @every_link
 def test_law_3_save_load_and_one_more_update_is_bit_identical(algo, link, tmp_path):
     overrides = ["members=2", *LINKS[link][0]]
@@ -170,7 +197,8 @@ def test_law_3_save_load_and_one_more_update_is_bit_identical(algo, link, tmp_pa
 
 
 def test_law_3_every_tensor_of_the_state_starts_with_the_member_axis():
-    learner = train(small_learner("ppo", "members=3", *LINKS["ref_kl exact"][0], *LINKS["reward_scale"][0]), 1)
+    some = together("ref_kl exact", "reward_scale", "layer_norm", "dropout", "value_l2", "value popart")
+    learner = train(small_learner("ppo", "members=3", *some), 1)
     state = learner.state_dict()
 
     def leaves(x):
@@ -185,7 +213,6 @@ def test_law_3_every_tensor_of_the_state_starts_with_the_member_axis():
     assert all(shape[:1] == (3,) for shape in shapes), shapes
 
 
-@every_algo
 @every_link
 def test_law_4_links_draw_from_their_own_streams_and_hold_nothing_else(algo, link):
     torch.manual_seed(0)
@@ -210,20 +237,11 @@ def reachable(x, seen=None):
         yield from reachable(child, seen)
 
 
-def combined(*several: list[str]) -> list[str]:
-    """Overrides of several, the stabilisers of all in one list."""
-    names = [
-        name for overrides in several for o in overrides if o.startswith("stabilizer=[") for name in o[12:-1].split(",")
-    ]
-    others = [o for overrides in several for o in overrides if not o.startswith("stabilizer=[")]
-    chosen = {o.split("=")[0]: o for o in others}  # of two values of one key the second
-    return [f"stabilizer=[{','.join(dict.fromkeys(names))}]", *chosen.values()]
-
-
-@every_algo
-@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PAIRED, 2)))
+@pytest.mark.parametrize(
+    ("algo", "first", "second"), [case for pair in itertools.combinations(PAIRED, 2) for case in every(*pair)]
+)
 def test_law_5_every_pair_runs_and_the_order_of_losses_is_rounding(algo, first, second):
-    both = combined(LINKS[first][0], LINKS[second][0])
+    both = together(first, second)
     learner = train(small_learner(algo, "members=2", *both), 2)
     assert weights(learner).isfinite().all()
     turned = small_learner(algo, "members=2", *both)
@@ -231,14 +249,13 @@ def test_law_5_every_pair_runs_and_the_order_of_losses_is_rounding(algo, first, 
     torch.testing.assert_close(weights(train(turned, 2)), weights(learner), rtol=1e-4, atol=1e-5)
 
 
-@every_algo
 @every_link
 def test_law_6_a_member_among_others_learns_as_alone(algo, link):
-    together = train(small_learner(algo, "members=3", "seed=5", *LINKS[link][0]), 3)
+    among = train(small_learner(algo, "members=3", "seed=5", *LINKS[link][0]), 3)
     for m in range(3):
         alone = train(small_learner(algo, f"seed={5 + m}", *LINKS[link][0]), 3)
-        assert together.env_steps[m] == alone.env_steps[0]
-        torch.testing.assert_close(weights(together)[m], weights(alone)[0], rtol=1e-4, atol=1e-5)
+        assert among.env_steps[m] == alone.env_steps[0]
+        torch.testing.assert_close(weights(among)[m], weights(alone)[0], rtol=1e-4, atol=1e-5)
 
 
 @every_algo

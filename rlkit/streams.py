@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     BRANCH = 7  # the step of a trunk at which a vine branches
     TRUNK_ACTION = 8  # action noise of trunks
     TRUNK_EXPLORATION = 9  # offsets of trunks
+    REPLAY = 10  # which stored segments come back
 
 
 class Streams:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from rlkit.buffer import longer
+from rlkit.collect import NonFiniteError
 
+LARGEST = torch.finfo(torch.float16).max
 HALVED = ("obs", "final_obs", "offset", "action")  # fields that `half` shortens
 
 
@@ -48,6 +50,9 @@ class Store:
 
         Returns:
             Where they are: slots, int64 [M, min(K, C)]; of no meaning for the other members.
+
+        Raises:
+            NonFiniteError: a number is too large for `half`.
         """
         items = {name: self._shortened(name, x[:, -self.capacity :]) for name, x in items.items()}
         number, time = next(iter(items.values())).shape[1:3]
@@ -80,9 +85,14 @@ class Store:
             return x.to(torch.int16)
         if name == "action":
             return x
-        if x.numel() and float(x.abs().max()) > torch.finfo(torch.float16).max:
-            raise ValueError(f"precision is half, but a number of {name} is beyond 65504: it must be full")
-        return x.to(torch.float16)
+        half = x.to(torch.float16)
+        for m in torch.nonzero(half.isinf().flatten(1).any(1)).flatten().tolist():
+            raise NonFiniteError(
+                f"the {name} of member {{member}} is beyond {LARGEST:g}, which half precision cannot store; "
+                "the precision of the replay must be full",
+                m,
+            )
+        return half
 
     def state_dict(self) -> dict[str, Any]:
         """What it holds: for each field a list of M tensors [count, T, W, ...], T as long as the member needs.

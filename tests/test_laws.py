@@ -42,6 +42,12 @@ LINKS: dict[str, tuple[list[str], list[str] | None]] = {
         for kind in ("linear", "correlated")
     },
     "normalize_observation": (["env.normalize_observation=true"], None),
+    "replay": (["stabilizer=[replay]"], ["stabilizer=[replay]", "stabilizer.replay.fraction=0"]),
+    "replay priority": (
+        ["stabilizer=[replay]", "stabilizer.replay.sampling=priority"],
+        ["stabilizer=[replay]", "stabilizer.replay.sampling=priority", "stabilizer.replay.fraction=0"],
+    ),
+    "hybrid": (["algo.sync_every=2"], ["algo.sync_every=1"]),
 }
 ALGOS = ("ppo", "grpo")
 every_link = pytest.mark.parametrize("link", LINKS)
@@ -62,7 +68,7 @@ def test_law_1_a_zero_coefficient_changes_no_bit(algo, link):
 def test_law_1_the_coefficient_of_each_link_matters(algo):
     """The law above would hold for links that do nothing."""
     plain = train(small_learner(algo, "members=2"), 3)
-    for on in (LINKS["entropy"][0], LINKS["ref_kl exact"][0]):
+    for on in (LINKS[name][0] for name in ("entropy", "ref_kl exact", "replay", "hybrid")):
         assert not torch.equal(weights(train(small_learner(algo, "members=2", *on), 3)), weights(plain))
 
 
@@ -107,17 +113,18 @@ def test_law_3_save_load_and_one_more_update_is_bit_identical(algo, link, tmp_pa
 
 
 def test_law_3_every_tensor_of_the_state_starts_with_the_member_axis():
-    learner = train(small_learner("ppo", "members=3", *LINKS["ref_kl exact"][0], *LINKS["reward_scale"][0]), 1)
+    on = combined(*(LINKS[name][0] for name in ("ref_kl exact", "reward_scale", "replay", "hybrid")))
+    learner = train(small_learner("ppo", "members=3", *on), 1)
     state = learner.state_dict()
 
     def leaves(x):
         if isinstance(x, dict):
             for value in x.values():
                 yield from leaves(value)
-        elif isinstance(x, torch.Tensor):
+        else:  # a list has an entry for each member
             yield x
 
-    shapes = [tuple(leaf.shape) for leaf in leaves(state)]
+    shapes = [(len(leaf),) if isinstance(leaf, list) else tuple(leaf.shape) for leaf in leaves(state)]
     assert len(shapes) > 20
     assert all(shape[:1] == (3,) for shape in shapes), shapes
 
@@ -150,15 +157,25 @@ def reachable(x, seen=None):
 @every_algo
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(LINKS, 2)))
 def test_law_5_every_pair_runs_and_the_order_of_losses_is_rounding(algo, first, second):
-    both = [*LINKS[first][0], *LINKS[second][0]]
-    if "ref_kl" in first and "ref_kl" in second:
-        both = [o for o in both if not o.startswith("stabilizer=")]
-        both = ["stabilizer=[ref_kl]", *dict.fromkeys(both)]
+    both = combined(LINKS[first][0], LINKS[second][0])
     learner = train(small_learner(algo, "members=2", *both), 2)
     assert weights(learner).isfinite().all()
     turned = small_learner(algo, "members=2", *both)
-    turned.chain.links = dict(reversed(turned.chain.links.items()))
+    turned.chain.links = dict(sorted(reversed(turned.chain.links.items()), key=lambda entry: rows_change(entry[1])))
     torch.testing.assert_close(weights(train(turned, 2)), weights(learner), rtol=1e-4, atol=1e-5)
+
+
+def combined(*overrides: list[str]) -> list[str]:
+    """Overrides as one list that selects the stabilisers of all."""
+    every = list(dict.fromkeys(itertools.chain(*overrides)))
+    selected = [o.partition("=")[2].strip("[]") for o in every if o.startswith("stabilizer=")]
+    rest = [o for o in every if not o.startswith("stabilizer=")]
+    return [f"stabilizer=[{','.join(dict.fromkeys(selected))}]", *rest]
+
+
+def rows_change(link: Link) -> int:
+    """The place of a link whose order matters: rewards are scaled before rows are added, and what is left is losses."""
+    return 0 if type(link).rollout is Link.rollout else 2 if link.adds_rows else 1
 
 
 @every_algo

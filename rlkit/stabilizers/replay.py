@@ -159,7 +159,7 @@ class Replay(Link):
         return batch
 
     def _prioritise(self, batch: Batch) -> None:
-        """Set the priorities of the items in this batch, bool or not they are new."""
+        """Set the priorities of the items that this batch holds, new ones and old."""
         lanes = max(int(batch.lane.max()), int(self.lane.max())) + self.width
         empty = torch.zeros(batch.members, lanes, dtype=torch.float64)
         error = torch.nan_to_num(batch.advantage.double().abs(), posinf=0.0) * batch.real

@@ -58,7 +58,7 @@ class Rollout:
         """Rows whose episode ended, by termination or by truncation, bool [T, M, N]."""
         return self.terminated | self.truncated
 
-    def replace(self, **fields: Tensor | None) -> Rollout:
+    def replace(self, **fields: Tensor | dict[str, Tensor] | None) -> Rollout:
         """Return a rollout with some fields exchanged."""
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 

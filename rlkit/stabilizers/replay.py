@@ -136,8 +136,9 @@ class Replay(Link):
 
     def probabilities(self, member: int) -> np.ndarray:
         """P(i) of the items that a member has stored, [count], slot by slot."""
-        p: np.ndarray = self.priority[member, : int(self.store.count[member])].numpy() ** self.alpha
-        return p / p.sum()
+        p = self.priority[member, : int(self.store.count[member])] ** self.alpha
+        probabilities: np.ndarray = (p / p.sum()).numpy()
+        return probabilities
 
     def _keep(self, fresh: Rollout) -> None:
         """Store the columns just collected, of the members that played."""

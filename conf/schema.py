@@ -124,6 +124,8 @@ class AlgoConfig:
     )
     advantage_args: dict[str, Any] = key({}, "n of n_step; by and resolution of binned and grouped_gae")
     aggregation: str = key("row", "how rows become one loss", choices=("row", "episode", "constant"))
+    rho_max: float = key(1.0, "largest importance weight of a row that another policy collected", ge=1)
+    sync_every: int = key(1, "iterations for which the policy that collects stays as it is", ge=1)
     adam_betas: list[float] = key([0.9, 0.999], "Adam's decay rates, two numbers in [0, 1)")
     schedule: SchedulesConfig = key(SchedulesConfig, "how coefficients change over the run")
 

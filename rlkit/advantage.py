@@ -31,6 +31,7 @@ from rlkit.group_relative import (
     summarise_groups,
     time_bins,
 )
+from rlkit.off_policy import v_trace
 
 __all__ = [
     "CRITIC",
@@ -141,6 +142,7 @@ def gae(
     truncated: Tensor,
     gamma: float,
     gae_lambda: float,
+    ratio: Tensor | None = None,
 ) -> Tensor:
     """Generalised advantage estimation (Schulman et al. 2016, equations 11, 12 and 16).
 
@@ -152,13 +154,14 @@ def gae(
         reward, value, final_value: [T, M, N]; `final_value` is read where an episode ends and in the last row.
         terminated, truncated: bool [T, M, N].
         gamma, gae_lambda: in [0, 1].
+        ratio: truncated ratio of the policy to the behaviour, [T, M, N], where they differ: see `v_trace`.
 
     Returns:
         A, [T, M, N], in units of return.
     """
     delta = reward + gamma * next_value(value, final_value, terminated, truncated) - value
     carry = gamma * gae_lambda * (~(terminated | truncated)).to(value.dtype)
-    return discounted_sum(delta, carry)
+    return discounted_sum(delta, carry) if ratio is None else v_trace(delta, carry, ratio)
 
 
 def n_step(
@@ -169,6 +172,7 @@ def n_step(
     truncated: Tensor,
     gamma: float,
     n: int,
+    ratio: Tensor | None = None,
 ) -> Tensor:
     """The n-step return minus V(s_t) (Sutton & Barto 2018, section 7.1; Mnih et al. 2016, section 4).
 
@@ -182,6 +186,8 @@ def n_step(
     """
     following = next_value(value, final_value, terminated, truncated)
     goes_on = ~(terminated | truncated)
+    if ratio is not None:
+        return v_trace(reward + gamma * following - value, gamma * goes_on.to(value.dtype), ratio, n)
     goes_on[-1] = False
     ret = reward + gamma * following
     for _ in range(min(n, len(reward)) - 1):  # from the return of k steps to that of k + 1
@@ -189,10 +195,10 @@ def n_step(
     return ret - value
 
 
-def _steps(rollout: Rollout) -> dict[str, Tensor]:
+def _steps(rollout: Rollout) -> dict[str, Any]:
     if rollout.value is None or rollout.final_value is None:
         raise ValueError("this advantage needs a critic, and the policy has none")
-    names = ("reward", "value", "final_value", "terminated", "truncated")
+    names = ("reward", "value", "final_value", "terminated", "truncated", "ratio")
     return {name: getattr(rollout, name) for name in names}
 
 

@@ -48,16 +48,63 @@ class Rollout:
     final_value: Tensor | None = None  # [T, M, N] V(final_obs) where it is filled
     advantage: Tensor | None = None  # [T, M, N]
     ret: Tensor | None = None  # [T, M, N]: the value target, or the return-to-go
-    weight: Tensor | None = None  # [T, M, N]: how much a row counts (the aggregation)
+    weight: Tensor | None = None  # [T, M, N]: how much a row counts (the aggregation, times its importance)
+    stale: Tensor | None = None  # bool [M, N]: columns collected by another policy than the learner's present one
+    importance: Tensor | None = None  # [T, M, N]: multiplies a row's weight; 1 on fresh rows
+    ratio: Tensor | None = None  # [T, M, N]: min(rho_max, present policy / behaviour); 1 on fresh rows
 
     @property
     def ended(self) -> Tensor:
         """Rows whose episode ended, by termination or by truncation, bool [T, M, N]."""
         return self.terminated | self.truncated
 
-    def replace(self, **fields: Tensor | None) -> Rollout:
+    def replace(self, **fields: Tensor | dict[str, Tensor] | None) -> Rollout:
         """Return a rollout with some fields exchanged."""
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor it holds, by name; the behaviour distribution's parameters as `old_*`."""
+        held = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        held |= {f"old_{name}": x for name, x in held.pop("old").items()}
+        return {name: x for name, x in held.items() if x is not None}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Rollout:
+        """Build a rollout from what `tensors` gives."""
+        old = {name[len("old_") :]: x for name, x in tensors.items() if name.startswith("old_")}
+        return cls(old=old, **{name: x for name, x in tensors.items() if not name.startswith("old_")})
+
+    def lanes(self, part: slice) -> Rollout:
+        """Return some of the columns: a part of the N axis."""
+        return Rollout.of({name: x[(slice(None),) * lane_axis(name) + (part,)] for name, x in self.tensors().items()})
+
+    def beside(self, other: Rollout) -> Rollout:
+        """Return both rollouts as one, `other` after this one on the N axis; the shorter gets rows that are not valid.
+
+        Raises:
+            ValueError: they do not hold the same fields.
+        """
+        ours, theirs = self.tensors(), other.tensors()
+        if set(ours) != set(theirs):
+            raise ValueError(f"rollouts that differ in {sorted(set(ours) ^ set(theirs))} do not go side by side")
+        time = max(len(self.valid), len(other.valid))
+        joined = {}
+        for name, x in ours.items():
+            axis, pair = lane_axis(name), [x, theirs[name]]
+            joined[name] = torch.cat(pair if axis == 1 else [longer(y, time) for y in pair], axis)
+        return Rollout.of(joined)
+
+
+def lane_axis(name: str) -> int:
+    """The axis N of a field of a rollout: 1 of those that say something of whole columns [M, N], else 2."""
+    return 1 if name in ("group", "stale") else 2
+
+
+def longer(x: Tensor, time: int, axis: int = 0) -> Tensor:
+    """Append zeros to x on its time axis, up to `time` rows."""
+    shape = list(x.shape)
+    shape[axis] = time - shape[axis]
+    return torch.cat([x, x.new_zeros(shape)], axis) if shape[axis] else x
 
 
 @dataclass
@@ -65,7 +112,8 @@ class Batch(Mapping[str, Tensor]):
     """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
 
     Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, value where a
-    critic exists, and offset where there is exploration. `count` [M] says how many leading rows of each member are
+    critic exists, and offset where there is exploration; where not all rows are fresh, importance and lane (int64, the
+    column of the rollout that a row is from). `count` [M] says how many leading rows of each member are
     real; the rest are padding, of weight 0. A further column of weights has a name that ends in `_weight`, so that
     padding gets weight 0 there too.
     """
@@ -246,6 +294,9 @@ def flatten(rollout: Rollout) -> Batch:
         fields["value"] = rollout.value
     if rollout.offset is not None:
         fields["offset"] = rollout.offset
+    if rollout.importance is not None:
+        fields["importance"] = rollout.importance
+        fields["lane"] = torch.arange(rollout.valid.shape[2], device=rows.device).expand(rollout.valid.shape)
     flat = flat_rows(rows, rollout.valid.shape[2])
     columns = {name: gather_rows(x, rows, flat) for name, x in fields.items()}
     batch = Batch(columns, count)

@@ -227,6 +227,7 @@ def build_learner(config: Config) -> Learner:
             aggregation=AGGREGATIONS[algo.aggregation],
             horizon=horizon or DEFAULT_TIME_LIMIT,
             clip_high=algo.clip_high,
+            rho_max=algo.rho_max,
         )
         exploration = _exploration(config, policy)
         if exploration is not None:
@@ -250,6 +251,7 @@ def build_learner(config: Config) -> Learner:
         settings=settings,
         streams=streams,
         total_steps=config.total_steps,
+        sync_every=algo.sync_every,
         keepers={
             **{name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)},
             **({BEST: KeepBest(config.members)} if config.checkpoint.best and config.eval.every else {}),
@@ -341,7 +343,7 @@ def _chain(config: Config, recipe: Any, schedules: dict[str, Schedule], pieces: 
         links["reward_scale"] = RewardScale(config.members, algo.gamma)
     links |= chain.links
     links |= {name: piece for name, piece in pieces.items() if isinstance(piece, Link)}
-    return Chain(**links)
+    return Chain(**dict(sorted(links.items(), key=lambda entry: entry[1].adds_rows)))  # rewards first, then rows
 
 
 def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link | Keeper | Phase:

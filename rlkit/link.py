@@ -27,6 +27,7 @@ class Link:
     """
 
     bounds: ClassVar[Mapping[str, dict[str, Any]]] = {}  # of the arguments, as in `rlkit.conf.schema.key`
+    adds_rows = False  # `rollout` adds rows: comes after links that change rewards
     weight = "weight"  # the column that weighs this link's losses; the name of another ends in `_weight`
 
     def rollout(self, rollout: Rollout) -> Rollout:

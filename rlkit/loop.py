@@ -14,8 +14,9 @@ from torch import Tensor
 from rlkit.advantage import Estimator, degenerate_share
 from rlkit.buffer import Batch, Rollout, flatten
 from rlkit.collect import Episodes, Windows, with_values
-from rlkit.keepers.keeper import Event, Keeper, copied
+from rlkit.keepers.keeper import Event, Keeper, copied, put
 from rlkit.link import Chain
+from rlkit.off_policy import present
 from rlkit.optimizer import Adam
 from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
@@ -38,6 +39,7 @@ class UpdateSettings:
     aggregation: Callable[[Rollout, int], Tensor]
     horizon: int  # the constant of the `constant` aggregation
     clip_high: float | None
+    rho_max: float = 1.0  # bound of the importance weight of a stale row
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Learner:
     total_steps: int
     keepers: dict[str, Keeper] = field(default_factory=dict)
     phases: dict[str, Phase] = field(default_factory=dict)  # come before the first iteration
+    sync_every: int = 1  # iterations between two copies of the policy to the one that collects; 1: no copy is made
     iteration: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)  # of the last iteration, "area/name" -> [M]
     histograms: dict[str, Tensor] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Learner:
     def __post_init__(self) -> None:
         self.frozen = torch.zeros(self.streams.members, dtype=torch.bool)
         self.recent: list[deque[float]] = [deque(maxlen=RECENT) for _ in range(self.streams.members)]
+        self.collecting = self.policy.frozen_copy() if self.sync_every > 1 else None
 
     @property
     def env_steps(self) -> Tensor:
@@ -127,7 +131,13 @@ class Learner:
             self.load_state_dict({**state, "keepers": {name: k.state_dict() for name, k in self.keepers.items()}})
         if bool(moved.any()):
             self.chain.anchor(self.policy, moved)
+            self.synchronize(moved)
         return events
+
+    def synchronize(self, members: Tensor) -> None:
+        """Give the policy that collects the weights and statistics of the one that learns, for members bool [M]."""
+        if self.collecting is not None:
+            put(self.collecting.state_dict(), self.policy.state_dict(), members)
 
     def iterate(self, detail: bool = True) -> None:
         """Make one iteration: six lines, and the numbers that are wanted of it (`detail`: all of them)."""
@@ -137,29 +147,50 @@ class Learner:
             schedule(progress, self.metrics)
 
         with self.policy.thinned(self.streams, self.iteration):
-            rollout = self.collector.collect(self.policy, self.iteration, running)
-            rollout = self.chain.rollout(rollout)
+            rollout = self.chain.rollout(self.collect(running))
             rollout = self.estimate(rollout)
             batch = self.chain.batch(flatten(rollout))
             record = self.update(batch, running)
             self.metrics, self.histograms = self.measure(record, batch, detail)
             self.metrics["run/progress"] = progress
             self.chain.observe(batch, self.metrics, self.policy)
+        fresh = rollout.lanes(slice(self.collector.num_envs))  # before those that links have added
 
         if detail:
             self.metrics |= self.chain.report()
             if rollout.group is not None:
-                self.metrics["group/degenerate"] = degenerate_share(rollout)
-        self.policy.update_statistics(rollout)
+                self.metrics["group/degenerate"] = degenerate_share(fresh)
+        self.policy.update_statistics(fresh)
         self.iteration += 1
+
+    def collect(self, running: Tensor) -> Rollout:
+        """Collect with the policy, or with its copy, which then is up to `sync_every` - 1 iterations old."""
+        if self.collecting is None:
+            return self.collector.collect(self.policy, self.iteration, running)
+        behind = self.iteration % self.sync_every
+        if not behind:
+            self.synchronize(torch.ones(self.members, dtype=torch.bool))
+        with self.collecting.thinned(self.streams, self.iteration):
+            rollout = self.collector.collect(self.collecting, self.iteration, running)
+        return rollout.replace(stale=torch.ones_like(rollout.valid[0])) if behind else rollout
 
     def estimate(self, rollout: Rollout) -> Rollout:
         """Add values (where there is a critic), advantages, returns and row weights to a rollout."""
         s = self.settings
+        rollout = present(rollout, self.policy, s.rho_max)
         if self.policy.critic is not None:
             rollout = with_values(rollout, self.policy)
-        advantage, ret = self.estimator(rollout, s.gamma, s.gae_lambda)
-        return rollout.replace(advantage=advantage, ret=ret, weight=s.aggregation(rollout, s.horizon))
+        parts = [rollout]
+        if rollout.group is not None and rollout.valid.shape[2] > self.collector.num_envs:
+            # other groups decide nothing for those that were just played, their scale and their bins included
+            fresh = self.collector.num_envs
+            parts = [rollout.lanes(slice(fresh)), rollout.lanes(slice(fresh, None))]
+        found = zip(*(self.estimator(part, s.gamma, s.gae_lambda) for part in parts), strict=True)
+        advantage, ret = (torch.cat(x, 2) if x[1:] else x[0] for x in found)
+        weight = s.aggregation(rollout, s.horizon)
+        if rollout.importance is not None:
+            weight = weight * rollout.importance
+        return rollout.replace(advantage=advantage, ret=ret, weight=weight)
 
     def update(self, batch: Batch, running: Tensor) -> UpdateRecord:
         """Update the policy on a batch, with the minibatch order of this iteration."""
@@ -206,7 +237,9 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next iteration depends on; tensors start with the member axis."""
         members = self.streams.members
+        copy = {} if self.collecting is None else {"collecting": self.collecting.state_dict()}
         return {
+            **copy,
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "chain": self.chain.state_dict(),
@@ -222,6 +255,8 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave: the next iteration is then bit-identical."""
         self.policy.load_state_dict(state["policy"])
+        if self.collecting is not None:
+            self.collecting.load_state_dict(state["collecting"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.chain.load_state_dict(state["chain"])
         for name, schedule in self.schedules.items():

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     PILOT_ACTION = 11  # its action noise
     PILOT_CHOICE = 12  # which of its start states episodes begin with
     DROPOUT = 13  # hidden units dropped in an iteration
+    REPLAY = 14  # which stored segments come back
 
 
 class Streams:

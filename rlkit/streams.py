@@ -24,6 +24,9 @@ class Purpose(IntEnum):
     BRANCH = 7  # the step of a trunk at which a vine branches
     TRUNK_ACTION = 8  # action noise of trunks
     TRUNK_EXPLORATION = 9  # offsets of trunks
+    DEMONSTRATION = 16  # start states of a teacher's episodes
+    WARM_UP = 17  # order of demonstrations in the warm-up
+    CLONING = 18  # demonstrations of each iteration
 
 
 class Streams:
@@ -37,9 +40,17 @@ class Streams:
         """M, the number of members."""
         return len(self.seeds)
 
-    def open(self, purpose: int, index: int) -> list[np.random.Generator]:
-        """Return one generator for each member, positioned at the start of its stream `(seed + m, purpose, index)`."""
-        return [np.random.default_rng(np.random.SeedSequence([seed, purpose, index])) for seed in self.seeds]
+    def open(self, purpose: int, index: int | Sequence[int]) -> list[np.random.Generator]:
+        """Return one generator for each member, positioned at the start of its stream `(seed + m, purpose, index)`.
+
+        Args:
+            index: of all members, or one for each.
+        """
+        indices = [index] * self.members if isinstance(index, int) else index
+        return [
+            np.random.default_rng(np.random.SeedSequence([seed, purpose, i]))
+            for seed, i in zip(self.seeds, indices, strict=True)
+        ]
 
     def integers(self, purpose: int, index: int, num: int) -> np.ndarray:
         """Return `num` seeds below 2^31 for each member, int64 [M, num]."""

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import small_learner, train, weights
+from conftest import demonstrations, small_learner, train, weights
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 from omegaconf import DictConfig
@@ -18,6 +18,7 @@ from rlkit.link import Chain, Link
 from rlkit.loop import Learner
 
 KINDS = ("exact", "k1", "k2", "k3")
+CLONING = ["stabilizer=[cloning]", f"stabilizer.cloning.demonstrations={demonstrations()}"]
 # name -> (overrides that switch the link on, overrides that give it coefficient zero, or None where it has none)
 LINKS: dict[str, tuple[list[str], list[str] | None]] = {
     "surrogate": ([], None),
@@ -41,6 +42,10 @@ LINKS: dict[str, tuple[list[str], list[str] | None]] = {
         )
         for kind in ("linear", "correlated")
     },
+    "cloning": (
+        [*CLONING, "stabilizer.cloning.decay=0.5", "stabilizer.cloning.batch_size=32"],
+        [*CLONING, "stabilizer.cloning.coef=0"],
+    ),
     "normalize_observation": (["env.normalize_observation=true"], None),
 }
 ALGOS = ("ppo", "grpo")
@@ -62,7 +67,7 @@ def test_law_1_a_zero_coefficient_changes_no_bit(algo, link):
 def test_law_1_the_coefficient_of_each_link_matters(algo):
     """The law above would hold for links that do nothing."""
     plain = train(small_learner(algo, "members=2"), 3)
-    for on in (LINKS["entropy"][0], LINKS["ref_kl exact"][0]):
+    for on in (LINKS["entropy"][0], LINKS["ref_kl exact"][0], LINKS["cloning"][0]):
         assert not torch.equal(weights(train(small_learner(algo, "members=2", *on), 3)), weights(plain))
 
 
@@ -147,13 +152,18 @@ def reachable(x, seen=None):
         yield from reachable(child, seen)
 
 
+def together(*selections: list[str]) -> list[str]:
+    """The overrides of several links, whose stabilisers are selected side by side."""
+    overrides = list(itertools.chain(*selections))
+    selected = [o.removeprefix("stabilizer=[")[:-1] for o in overrides if o.startswith("stabilizer=[")]
+    others = [o for o in overrides if not o.startswith("stabilizer=[")]
+    return [f"stabilizer=[{','.join(dict.fromkeys(selected))}]", *dict.fromkeys(others)]
+
+
 @every_algo
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(LINKS, 2)))
 def test_law_5_every_pair_runs_and_the_order_of_losses_is_rounding(algo, first, second):
-    both = [*LINKS[first][0], *LINKS[second][0]]
-    if "ref_kl" in first and "ref_kl" in second:
-        both = [o for o in both if not o.startswith("stabilizer=")]
-        both = ["stabilizer=[ref_kl]", *dict.fromkeys(both)]
+    both = together(LINKS[first][0], LINKS[second][0])
     learner = train(small_learner(algo, "members=2", *both), 2)
     assert weights(learner).isfinite().all()
     turned = small_learner(algo, "members=2", *both)

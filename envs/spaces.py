@@ -96,18 +96,18 @@ class ActionSpec:
             raise ValueError(f"the actions are {kind}; an action of {self.space} is {self.size} numbers a row")
         action = action.reshape(len(action), self.size)
         if self.kind == "discrete":
-            index = action - np.ravel(getattr(self.space, "start", 0))
+            index: Array = action - np.ravel(getattr(self.space, "start", 0))
             self._check_inside(action, (index >= 0) & (index < self.sizes) & (index % 1 == 0))
             return index.astype(np.int64)
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)
         rounding = 1e-6 * (1 + np.abs([low, high]))
         inside = (action >= low - rounding[0]) & (action <= high + rounding[1])
         self._check_inside(action, inside & np.isfinite(action))
+        raw: Array = action.clip(low, high)
         if squash:
             self.check_squash()
-            place = 2 * (action - low) / (high - low) - 1
-            return np.arctanh(place.clip(-1 + _EDGE, 1 - _EDGE)).astype(np.float32)
-        return action.clip(low, high).astype(np.float32)
+            raw = np.arctanh((2 * (raw - low) / (high - low) - 1).clip(-1 + _EDGE, 1 - _EDGE))
+        return raw.astype(np.float32)
 
     def _check_inside(self, action: Array, inside: Array) -> None:
         outside = np.flatnonzero(~inside.all(1))

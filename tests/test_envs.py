@@ -412,12 +412,8 @@ def test_discrete_actions_arrive_as_the_environment_counts_them(space, sizes, ra
 
 BOUNDED = [Box(-2.0, 2.0, (1,)), Box(np.array([[0.0], [-2.0]]), np.array([[5.0], [4.0]]), dtype=np.float64)]
 INVERTED = [
-    *[(Discrete(3, start=-1), False), (Discrete(2), False), (MultiBinary((2, 2)), False)],
-    *[
-        (MultiDiscrete([2, 3], start=[-1, 4]), False),
-        (Box(-np.inf, np.inf, (2,)), False),
-        (Box(0.0, np.inf, (2,)), False),
-    ],
+    *[(space, False) for space in (Discrete(3, start=-1), Discrete(2), MultiBinary((2, 2)))],
+    *[(space, False) for space in (MultiDiscrete([2, 3], start=[-1, 4]), Box(-np.inf, np.inf, (2,)), Box(0.0, np.inf))],
     *[(space, squash) for space in BOUNDED for squash in (False, True)],
 ]
 

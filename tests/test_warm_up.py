@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 
 import rlkit
 from rlkit.build import ConfigError
-from rlkit.demonstrations import Demonstrations
+from rlkit.demonstrations import SOURCES, Demonstrations
 from rlkit.envs.spaces import ActionSpec
 from rlkit.gradient import Gradient
 from rlkit.keepers.keeper import put
@@ -332,10 +332,7 @@ MISTAKES = [
     ("objects.npz", "it is not an NPZ file of plain arrays that can be read"),
     ("empty.npz", "it has no rows"),
     ("short_end.npz", "it has 2 actions, but terminated, terminals, truncated, timeouts are not all as long"),
-    (
-        "absent.npz",
-        "there is no such file or folder; it must be an NPZ file, the folder of a finished run, or minari:ID",
-    ),
+    ("absent.npz", f"there is no such file or folder; it must be {SOURCES}"),
     ("text.npz", "it is not an NPZ file of plain arrays that can be read"),
     ("array.npy", "it is not an NPZ file of plain arrays that can be read"),
     ("folder", "it is not the folder of a finished run: it holds no summary.json"),

@@ -11,6 +11,8 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rlkit.envs.streams import Array
 
+_EDGE = 1e-6  # of the way from the middle to a bound: what tanh of a raw action stays short of it
+
 
 @dataclass(frozen=True, eq=False)
 class ActionSpec:
@@ -78,3 +80,37 @@ class ActionSpec:
         # Clipped after the cast and against the space's own bounds, so that rounding cannot leave them.
         action = raw.reshape(-1, *space.shape).astype(space.dtype, copy=False)
         return np.clip(action, space.low, space.high)
+
+    def raw(self, action: Array, squash: bool = False) -> Array:
+        """Return raw actions [n, heads or A] that `legal` turns into these of the environment, [n, *shape].
+
+        Discrete: int64, counted from 0. Box: float32, the action itself or, with squash, arctanh of its place between
+        the bounds, from -1 to 1; the outermost millionth is cut off, since arctanh of an end is infinite.
+
+        Raises:
+            ValueError: actions of another shape, or outside of the space.
+        """
+        action = np.asarray(action)
+        if action.dtype.kind not in "biuf" or not action.ndim or action.size != len(action) * self.size:
+            kind = f"of shape {action.shape} and type {action.dtype}"
+            raise ValueError(f"the actions are {kind}; an action of {self.space} is {self.size} numbers a row")
+        action = action.reshape(len(action), self.size)
+        if self.kind == "discrete":
+            index: Array = action - np.ravel(getattr(self.space, "start", 0))
+            self._check_inside(action, (index >= 0) & (index < self.sizes) & (index % 1 == 0))
+            return index.astype(np.int64)
+        low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+        rounding = 1e-6 * (1 + np.abs([low, high]))
+        inside = (action >= low - rounding[0]) & (action <= high + rounding[1])
+        self._check_inside(action, inside & np.isfinite(action))
+        raw: Array = action.clip(low, high)
+        if squash:
+            self.check_squash()
+            raw = np.arctanh((2 * (raw - low) / (high - low) - 1).clip(-1 + _EDGE, 1 - _EDGE))
+        return raw.astype(np.float32)
+
+    def _check_inside(self, action: Array, inside: Array) -> None:
+        outside = np.flatnonzero(~inside.all(1))
+        if len(outside):
+            first = outside[0]
+            raise ValueError(f"the action of row {first} is {action[first].tolist()}, which is outside of {self.space}")

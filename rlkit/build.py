@@ -213,6 +213,12 @@ def build_learner(config: Config) -> Learner:
             "num_envs": config.num_envs,
             "total_steps": config.total_steps,
             "gamma": algo.gamma,
+            "actions": actions,
+            "num_epochs": algo.num_epochs,
+            "num_minibatches": algo.num_minibatches,
+            "initial_learning_rate": algo.learning_rate,
+            "rollout_steps": algo.num_steps * config.num_envs if isinstance(algo, PPOConfig) else None,
+            "episode_limit": limit,  # steps, or None
         }
         pieces = {name: _stabilizer(name, dict(entry), context) for name, entry in config.stabilizer.items()}
         chain = _chain(config, recipe, schedules, pieces)

@@ -166,6 +166,11 @@ class Adam:
         self._sound = not bool(nonfinite.any())
         return counted & finite
 
+    def forget(self) -> None:
+        """Go back to the moments and the step count of a fresh optimiser; a member that has diverged stays so."""
+        for x in (self.m, self.v, self.t):
+            x.zero_()
+
     def state_dict(self) -> dict[str, Any]:
         return {"m": self.m, "v": self.v, "t": self.t, "nonfinite": self.nonfinite}
 

@@ -30,6 +30,9 @@ class Purpose(IntEnum):
     PILOT_CHOICE = 12  # which of its start states episodes begin with
     DROPOUT = 13  # hidden units dropped in an iteration
     REPLAY = 14  # which stored segments come back
+    DEMONSTRATION = 15  # start states of a teacher's episodes
+    WARM_UP = 16  # order of demonstrations in the warm-up
+    CLONING = 17  # demonstrations of each iteration
 
 
 class Streams:
@@ -43,9 +46,17 @@ class Streams:
         """M, the number of members."""
         return len(self.seeds)
 
-    def open(self, purpose: int, index: int) -> list[np.random.Generator]:
-        """Return one generator for each member, positioned at the start of its stream `(seed + m, purpose, index)`."""
-        return [np.random.default_rng(np.random.SeedSequence([seed, purpose, index])) for seed in self.seeds]
+    def open(self, purpose: int, index: int | Sequence[int]) -> list[np.random.Generator]:
+        """Return one generator for each member, positioned at the start of its stream `(seed + m, purpose, index)`.
+
+        Args:
+            index: of all members, or one for each.
+        """
+        indices = [index] * self.members if isinstance(index, int) else index
+        return [
+            np.random.default_rng(np.random.SeedSequence([seed, purpose, i]))
+            for seed, i in zip(self.seeds, indices, strict=True)
+        ]
 
     def integers(self, purpose: int, index: int, num: int) -> np.ndarray:
         """Return `num` seeds below 2^31 for each member, int64 [M, num]."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import tempfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
 
+import rlkit.envs
 from rlkit.build import build_learner, to_config
 from rlkit.loop import Learner
 from rlkit.train import compose
@@ -28,6 +32,21 @@ SMALL = {
 def one_thread():
     """Sums differ with the number of threads; one is also the fastest at test sizes."""
     torch.set_num_threads(1)
+
+
+_FOLDER = tempfile.TemporaryDirectory()  # goes with the process
+
+
+@functools.cache
+def demonstrations(id: str = "CartPole-v1", backend: str = "native") -> str:
+    """The path of an NPZ file with 300 made-up steps of an environment."""
+    envs = rlkit.envs.make(id, 1, backend=backend)
+    envs.single_action_space.seed(3)
+    obs = np.random.default_rng(3).normal(size=(300, envs.single_observation_space.shape[0]))
+    path = Path(_FOLDER.name, f"{id}.npz")
+    np.savez(path, obs=obs, action=np.array([envs.single_action_space.sample() for _ in obs]))
+    envs.close()
+    return str(path)
 
 
 def small_learner(algo: str, *overrides: str) -> Learner:

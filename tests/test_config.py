@@ -8,6 +8,7 @@ from dataclasses import Field
 from typing import Any
 
 import pytest
+from conftest import demonstrations
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ValidationError
 
@@ -91,10 +92,21 @@ def selections() -> list[list[str]]:
     return pairs + [[f"experiment={name}", "members=2"] for name in options("experiment")]
 
 
+def demanded(overrides: list[str]) -> list[str]:
+    """What the choices leave open and a stabiliser must know."""
+    name = next((o[len("stabilizer=[") : -1] for o in overrides if o.startswith("stabilizer=[")), "")
+    if name not in ("cloning", "warm_up"):
+        return []
+    env = compose(overrides)[0].env
+    short = ["stabilizer.warm_up.share=0.001"] if name == "warm_up" else []
+    return [f"stabilizer.{name}.demonstrations={demonstrations(env.id, env.backend)}", *short]
+
+
 @pytest.mark.parametrize("overrides", selections(), ids=" ".join)
 def test_every_choice_composes_and_trains_for_two_updates(overrides):
-    prepared = prepare(compose(overrides)[0])
+    prepared = prepare(compose([*overrides, *demanded(overrides)])[0])
     try:
+        prepared.learner.begin()
         prepared.learner.iterate()
         prepared.learner.iterate()
     finally:

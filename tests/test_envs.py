@@ -410,6 +410,61 @@ def test_discrete_actions_arrive_as_the_environment_counts_them(space, sizes, ra
     assert all(space.contains(row) for row in legal)
 
 
+BOUNDED = [Box(-2.0, 2.0, (1,)), Box(np.array([[0.0], [-2.0]]), np.array([[5.0], [4.0]]), dtype=np.float64)]
+INVERTED = [
+    *[(space, False) for space in (Discrete(3, start=-1), Discrete(2), MultiBinary((2, 2)))],
+    *[(space, False) for space in (MultiDiscrete([2, 3], start=[-1, 4]), Box(-np.inf, np.inf, (2,)), Box(0.0, np.inf))],
+    *[(space, squash) for space in BOUNDED for squash in (False, True)],
+]
+
+
+@pytest.mark.parametrize(("space", "squash"), INVERTED, ids=str)
+def test_raw_actions_are_found_again_from_legal_ones(space, squash):
+    spec = ActionSpec.of(space)
+    space.seed(0)
+    actions = np.array([space.sample() for _ in range(50)])
+    if isinstance(space, Box) and space.is_bounded():
+        actions = np.concatenate([actions, space.low[None], space.high[None]])  # the ends too
+    raw = spec.raw(actions, squash)
+    assert (raw.shape, raw.dtype) == ((len(actions), spec.size), np.int64 if spec.kind == "discrete" else np.float32)
+    assert np.isfinite(raw).all()
+    if spec.kind == "discrete":
+        assert (raw >= 0).all() and (raw < spec.sizes).all()
+        assert np.array_equal(spec.legal(raw), actions)
+    else:
+        np.testing.assert_allclose(spec.legal(raw, squash), actions, rtol=1e-6, atol=1e-5 if squash else 1e-7)
+
+
+def test_raw_actions_at_hand_numbers():
+    assert ActionSpec.of(Discrete(3, start=-1)).raw(np.array([-1, 0, 1])).tolist() == [[0], [1], [2]]
+    assert ActionSpec.of(Discrete(3)).raw(np.array([[2.0], [0.0]])).tolist() == [[2], [0]]  # whole numbers as floats
+    spec = ActionSpec.of(Box(np.array([0, -2], np.float32), np.array([5, 4], np.float32)))
+    np.testing.assert_allclose(spec.raw(np.array([[2.5, 4.0]]), squash=True), [[0.0, 7.2543]], rtol=1e-4)
+    np.testing.assert_allclose(spec.raw(np.array([[3.75, -0.5]]), squash=True), [[0.549306, -0.549306]], rtol=1e-5)
+    assert spec.raw(np.array([[3.75, -0.5]])).tolist() == [[3.75, -0.5]]
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "words"),
+    [
+        (Discrete(2), [0, 2], r"the action of row 1 is \[2\], which is outside of Discrete\(2\)"),
+        (Discrete(2, start=1), [0], r"row 0 is \[0\]"),
+        (Discrete(2), [0.5], r"row 0 is \[0.5\]"),
+        (Discrete(2), [np.nan], r"row 0 is \[nan\]"),
+        (MultiDiscrete([2, 3]), [[1, 2], [1, 3]], r"row 1 is \[1, 3\]"),
+        (Box(-1.0, 1.0, (2,)), [[0, 1], [0, 1.01]], r"row 1 is \[0.0, 1.01\], which is outside of Box"),
+        (Box(-1.0, 1.0, (1,)), [[np.nan]], r"row 0 is \[nan\]"),
+        (Box(-np.inf, np.inf, (1,)), [[np.inf]], r"row 0 is \[inf\]"),
+        (Box(-1.0, 1.0, (2,)), [[0.0], [0.0]], r"of shape \(2, 1\) and type float64; an action of .* is 2 numbers"),
+        (Discrete(2), 1, r"of shape \(\) and type int64"),
+        (Discrete(2), ["left"], "type <U4"),
+    ],
+)
+def test_actions_outside_of_the_space_have_no_raw_ones(space, action, words):
+    with pytest.raises(ValueError, match=words):
+        ActionSpec.of(space).raw(np.array(action))
+
+
 @pytest.mark.parametrize("space", [Text(5), Tuple((Discrete(2),)), Box(0, 255, (2,), np.uint8)])
 def test_other_action_spaces_are_refused_in_one_sentence(space):
     with pytest.raises(ValueError, match="is none of Box"):

@@ -19,8 +19,10 @@ from rlkit.losses import clipped_surrogate, clipped_surrogate_gradient, value_lo
 from rlkit.mlp import ACTIVATIONS, StackedMLP
 from rlkit.normalize import Normalizer
 from rlkit.optimizer import Adam
+from rlkit.phases.warm_up import Likelihood
 from rlkit.policy import Policy
 from rlkit.schedules import Constant
+from rlkit.stabilizers.cloning import Cloning
 from rlkit.stabilizers.entropy import Entropy
 from rlkit.stabilizers.ref_kl import RefKL
 from rlkit.stabilizers.surrogate import Surrogate
@@ -208,6 +210,29 @@ def test_a_penalty_on_weights_in_closed_form(monkeypatch, xp, others):
     same(policy, Chain(**links, **({"penalty": Penalty()} if others else {})), some_batch(policy, True, False))
     policy.critic.weights[0].requires_grad_(False)
     same(policy, Chain(**links), some_batch(policy, True, False))
+
+
+@libraries
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("squash", [False, True])
+def test_the_likelihood_of_the_warm_up(monkeypatch, xp, space, squash):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
+    policy = some_policy(space, critic_hidden=(7,), squash=squash)
+    same(policy, Chain(cloning=Likelihood()), some_batch(policy, False, False))
+
+
+@libraries
+@pytest.mark.parametrize("space", SPACES)
+def test_demonstrations_beside_a_recipe(monkeypatch, tmp_path, xp, space):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
+    SPACES[space].seed(1)
+    action = np.array([SPACES[space].sample() for _ in range(40)])
+    np.savez(tmp_path / "steps.npz", obs=np.random.default_rng(1).normal(size=(40, OBS)), action=action)
+    policy = some_policy(space, critic_hidden=(7,))
+    spec = ActionSpec.of(SPACES[space])
+    link = Cloning(policy, Streams(range(MEMBERS)), spec, str(tmp_path / "steps.npz"), coef=0.7, batch_size=9)
+    chain = Chain(**recipe(True).links, cloning=link)
+    same(policy, chain, chain.batch(some_batch(policy, True, True)))
 
 
 class Penalty(Link):

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import small_learner, train, weights
+from conftest import demonstrations, small_learner, train, weights
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 from omegaconf import DictConfig
@@ -20,6 +20,7 @@ from rlkit.loop import Learner
 KINDS = ("exact", "k1", "k2", "k3")
 KEEP_CLIP = "algo.schedule.clip.final=0.2"  # where it begins
 NO_ROLLBACK = "stabilizer.rollback.most=0"
+CLONING = ["stabilizer=[cloning]", f"stabilizer.cloning.demonstrations={demonstrations()}"]
 # name -> (overrides that switch the link on, overrides that give it coefficient zero, or None where it has none)
 LINKS: dict[str, tuple[list[str], list[str] | None]] = {
     "surrogate": ([], None),
@@ -86,6 +87,10 @@ LINKS: dict[str, tuple[list[str], list[str] | None]] = {
         )
         for kind in ("linear", "correlated")
     },
+    "cloning": (
+        [*CLONING, "stabilizer.cloning.decay=0.5", "stabilizer.cloning.batch_size=32"],
+        [*CLONING, "stabilizer.cloning.coef=0"],
+    ),
     "normalize_observation": (["env.normalize_observation=true"], None),
     "layer_norm": (["policy.layer_norm=true"], None),
     "dropout": (["policy.dropout=0.3"], None),
@@ -124,6 +129,7 @@ PAIRED = (
     "value popart",
     "replay priority",
     "hybrid",
+    "cloning",
 )
 ALGOS = ("ppo", "grpo")
 CRITIC = {"value_l2", "value running", "value popart"}  # need one
@@ -161,7 +167,7 @@ def test_law_1_a_zero_coefficient_changes_no_bit(algo, link):
 def test_law_1_the_coefficient_of_each_link_matters(algo):
     """The law above would hold for links that do nothing."""
     plain = train(small_learner(algo, "members=2"), 3)
-    names = ["entropy", "ref_kl exact", "replay", "hybrid", *(["value_l2"] if algo == "ppo" else [])]
+    names = ["entropy", "ref_kl exact", "replay", "hybrid", "cloning", *(["value_l2"] if algo == "ppo" else [])]
     for on in (LINKS[name][0] for name in names):
         assert not torch.equal(weights(train(small_learner(algo, "members=2", *on), 3)), weights(plain))
 

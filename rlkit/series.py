@@ -30,7 +30,7 @@ READ = frozenset(
 )
 WINDOW, WINDOW_SHARE = 8, 4  # a window is the last quarter of the entries, and no fewer than eight
 FALL = 0.1  # of the rise from the start to the peak
-SLIGHT = 0.02  # of the return at the start: less is no rise, however quiet the curve
+SLIGHT = 0.1  # of the return at the start: less is no rise, however quiet the curve
 CLEAR = 6.0  # a rise is clear from so many times the usual change between two entries on; noise alone makes three
 EVALUATIONS = 4  # from so many on they judge the return: they are of the policy that one gets in the end
 
@@ -81,9 +81,20 @@ class Series:
         return self._table(name)[:, 1:]
 
     def recent(self, name: str) -> np.ndarray:
-        """The last window [W, M] of a scalar; W is 0 while there are too few entries for one."""
+        """The last window [W, M] of a scalar; W is 0 while there are too few entries for one.
+
+        A member that learns no more is judged by the window that ends with what it measured last.
+        """
         values = self.values(name)
-        return values[-max(WINDOW, len(values) // WINDOW_SHARE) :] if len(values) >= WINDOW else values[:0]
+        length = len(values)
+        if length < WINDOW:
+            return values[:0]
+        width = max(WINDOW, length // WINDOW_SHARE)
+        if not np.isnan(values[-1]).any():
+            return values[-width:]
+        last = length - 1 - (~np.isnan(values))[::-1].argmax(0)
+        rows = last - np.arange(width)[::-1, None]
+        return np.where(rows >= 0, np.take_along_axis(values, np.maximum(rows, 0), 0), np.nan)
 
     @property
     def progress(self) -> float:
@@ -102,8 +113,8 @@ class Series:
         returns = self.values(EVALUATION)
         if len(returns) < EVALUATIONS:
             return RETURN, self.returns
-        start = self.returns.start if len(self.values(RETURN)) else returns[0]
-        return EVALUATION, Standing.of(returns, width=2, clear=2.0, start=start)
+        start = np.where(self.returns.risen, self.returns.start, returns[0])  # the first may be at the top already
+        return EVALUATION, Standing.of(returns, width=2, clear=4.0, start=start)
 
     @property
     def well(self) -> np.ndarray:
@@ -117,8 +128,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where each member's returns stand, all [M]; `start` is nan while there are too few."""
+    """Where each member's returns stand, [M] each but the first; `start` is nan while there are too few."""
 
+    level: np.ndarray  # [L, M], the curve; where a member measured nothing it stays where it was
     start: np.ndarray
     best: np.ndarray  # mean of the best entries that follow each other
     now: np.ndarray  # mean of the last ones
@@ -138,10 +150,12 @@ class Standing:
         length, members = returns.shape
         if length <= width:
             nan, nothing = np.full(members, np.nan), np.zeros(members, dtype=bool)
-            return cls(nan, nan, nan, np.zeros(members, dtype=int), nothing, np.zeros(members))
+            return cls(returns, nan, nan, nan, np.zeros(members, dtype=int), nothing, np.zeros(members))
         known = ~np.isnan(returns)
         first = _pick(returns, known.argmax(0))
-        level = np.where(known, returns, first)  # before its first episode ends, a member stands where that will end
+        rows = np.maximum.accumulate(np.where(known, np.arange(length)[:, None], 0), 0)
+        level = np.take_along_axis(returns, rows, 0)
+        level = np.where(np.isnan(level), first, level)  # before its first episode ends
         smooth = np.asarray(sum(level[k : length - width + 1 + k] for k in range(width))) / width
         peak = smooth.argmax(0)
         best, now = _pick(smooth, peak), smooth[-1]
@@ -150,7 +164,7 @@ class Standing:
         rise, lost = best - start, best - level[-width:].max(0)
         risen = rise > np.maximum(noise, SLIGHT * np.abs(start))
         drop = np.where(risen & (lost > noise / 2), lost / np.where(risen, rise, 1.0), 0.0)
-        return cls(start, best, now, peak + width - 1, risen, drop)
+        return cls(level, start, best, now, peak + width - 1, risen, drop)
 
 
 def _pick(values: np.ndarray, entry: np.ndarray) -> np.ndarray:

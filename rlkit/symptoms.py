@@ -97,12 +97,12 @@ def flat(run: Series) -> Finding:
 
 def behind(run: Series) -> Finding:
     """Half of the run is over, and a member was never half as far as the best was a window ago."""
-    s, window = run.returns, run.recent(RETURN)
+    s, width = run.returns, len(run.recent(RETURN))
     holds, best = np.zeros(run.members, dtype=bool), np.nan
     if len(run.values(RETURN)) >= PATIENCE and run.progress >= HALF and s.risen.any():
-        best = float(np.where(s.risen, window[0], -np.inf).max())
+        best = float(np.where(s.risen, s.level[-width], -np.inf).max())
         half = s.start + BEHIND * (best - s.start)
-        holds = (s.risen | run.judged[1].risen) & (best > s.start) & (s.best < half) & (window < half).all(0)
+        holds = (s.risen | run.judged[1].risen) & (best > s.start) & (s.best < half) & (s.level[-width:] < half).all(0)
     groups = len(run.values("group/degenerate")) > 0
     other = "algo.advantage=return_to_go" if groups else "algo.entropy_coef=0.01"
     return Finding(

@@ -113,8 +113,7 @@ class Series:
         returns = self.values(EVALUATION)
         if len(returns) < EVALUATIONS:
             return RETURN, self.returns
-        start = np.where(self.returns.risen, self.returns.start, returns[0])  # the first may be at the top already
-        return EVALUATION, Standing.of(returns, width=2, clear=4.0, start=start)
+        return EVALUATION, Standing.of(returns, width=2, clear=4.0, before=self.returns)
 
     @property
     def well(self) -> np.ndarray:
@@ -139,13 +138,14 @@ class Standing:
     drop: np.ndarray  # share of the rise that is lost since; 0 where that is no more than noise
 
     @classmethod
-    def of(cls, returns: np.ndarray, width: int, clear: float, start: np.ndarray | None = None) -> Standing:
+    def of(cls, returns: np.ndarray, width: int, clear: float, before: Standing | None = None) -> Standing:
         """Judge a curve [L, M].
 
         Args:
             width: entries in a mean; what is lost now is lost in each of the last so many.
-            clear: a rise or a drop counts from so many times (a drop: half as many) the median change of an entry on.
-            start: return before training, [M], if not the first of the curve.
+            clear: a rise counts from so many times the median change of an entry on, a drop from so many times the
+                mean decline of an entry before the peak.
+            before: of a curve that begins sooner; where it has risen, this one starts where it did, and has risen too.
         """
         length, members = returns.shape
         if length <= width:
@@ -159,12 +159,16 @@ class Standing:
         smooth = np.asarray(sum(level[k : length - width + 1 + k] for k in range(width))) / width
         peak = smooth.argmax(0)
         best, now = _pick(smooth, peak), smooth[-1]
-        start = first if start is None else start
-        noise = clear * np.median(np.abs(np.diff(level, axis=0)), 0)
+        peak += width - 1
+        known_risen = np.zeros(members, dtype=bool) if before is None else before.risen
+        start = first if before is None else np.where(known_risen, before.start, first)
+        change = np.diff(level, axis=0)
         rise, lost = best - start, best - level[-width:].max(0)
-        risen = rise > np.maximum(noise, SLIGHT * np.abs(start))
-        drop = np.where(risen & (lost > noise / 2), lost / np.where(risen, rise, 1.0), 0.0)
-        return cls(level, start, best, now, peak + width - 1, risen, drop)
+        risen = (rise > clear * np.median(np.abs(change), 0)) | known_risen
+        risen &= rise > SLIGHT * np.abs(start)
+        decline = np.where(np.arange(1, length)[:, None] <= peak, np.maximum(-change, 0.0), 0.0).sum(0) / peak
+        drop = np.where(risen & (lost > clear * decline), lost / np.where(risen, rise, 1.0), 0.0)
+        return cls(level, start, best, now, peak, risen, drop)
 
 
 def _pick(values: np.ndarray, entry: np.ndarray) -> np.ndarray:

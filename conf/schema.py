@@ -53,6 +53,7 @@ class CheckpointConfig:
 @dataclass
 class LogConfig:
     every: int = key(2_000, "steps of one member between log entries; 0: evaluations only", ge=0)
+    diagnose: bool = key(True, "tell, while it trains and at the end, what is wrong with the run and what helps")
 
 
 @dataclass

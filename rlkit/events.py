@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,20 +16,25 @@ import numpy as np
 
 HISTOGRAM_BINS = 30
 
-# The health page: title of a chart -> regular expressions, each matched against a whole tag.
+# The health page: title of a chart -> regular expressions, each matched against a whole tag. Three charts make a row.
 HEALTH: dict[str, tuple[str, ...]] = {
-    "return": (r"^episode/return(_recent)?$", r"^eval/return$"),
-    "ratio": (r"^ratio/(mean|min|max)$",),
-    "ratio: share clipped": (r"^ratio/clipped$",),
-    "advantage": (r"^advantage/(mean|std)$",),
-    "KL": (r"^kl/(old|ref|epoch_\d+)$",),
-    "gradient norm": (r"^grad_norm/(before|after)$",),
+    "return: evaluations": (r"^eval/return$",),
+    "return: training, and its moving average": (r"^episode/return(_recent)?$",),
     "entropy": (r"^entropy/mean$",),
-    "value: loss": (r"^loss/value$",),
+    "ratio": (r"^ratio/(mean|min|max)$",),
+    "ratio: deviation, share clipped": (r"^ratio/(std|clipped)$",),
+    "advantage": (r"^advantage/(mean|std)$",),
+    "KL": (r"^kl/(old|ref)$",),
+    "KL: in epochs 0, 1, 2, 4, 8, 16": (r"^kl/epoch_(0|1|2|4|8|16)$",),  # twenty lines cannot be told apart
+    "gradient norm": (r"^grad_norm/(before|after)$",),
+    "groups: share degenerate": (r"^group/degenerate$",),
+    "value: error": (r"^value/error$",),
     "value: explained variance": (r"^value/explained_variance$",),
     "schedules": (r"^schedule/(?!learning_rate$).*$",),
     "schedules: learning rate": (r"^schedule/learning_rate$",),
-    "groups: share degenerate": (r"^group/degenerate$",),
+    "stabilisers: coefficients": (r"^(?!schedule/|loss/).+/\w*coef$",),  # what links report
+    "stabilisers: replay": (r"^replay/(ess|share)$",),
+    "steps of an update, those not finite": (r"^update/(steps|nonfinite)$",),
     "speed": (r"^speed/steps_per_second$",),
 }
 
@@ -78,14 +84,14 @@ class Board:
         summary.value.add(tag="events", metadata=about, tensor=make_tensor_proto(text.encode()))
         self._append(folder, step, summary, when)
 
-    def write_layout(self, folder: Path) -> None:
-        """Write the health page of the CUSTOM SCALARS tab."""
+    def write_layout(self, folder: Path, step: int, titles: Iterable[str]) -> None:
+        """Write the health page of the CUSTOM SCALARS tab with these charts; the page written last is shown."""
         from tensorboard.plugins.custom_scalar import layout_pb2, metadata
         from tensorboard.util.tensor_util import make_tensor_proto
 
         charts = [
-            layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
-            for title, tags in HEALTH.items()
+            layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=HEALTH[title]))
+            for title in titles
         ]
         layout = layout_pb2.Layout(category=[layout_pb2.Category(title="health", chart=charts)])
         summary = self._Summary()
@@ -94,7 +100,7 @@ class Board:
             metadata=metadata.create_summary_metadata(),
             tensor=make_tensor_proto(layout.SerializeToString()),
         )
-        self._append(folder, 0, summary)
+        self._append(folder, step, summary)
 
     def write_hparams(
         self,
@@ -143,6 +149,12 @@ class Board:
         with self._paths[folder].open("ab") as file:
             for event in events:
                 self._RecordWriter(file).write(event.SerializeToString())
+
+
+def charts(tags: Iterable[str]) -> list[str]:
+    """Titles of the charts of the health page that have something to show of scalars with these tags."""
+    tags = list(tags)
+    return [title for title, patterns in HEALTH.items() if any(re.match(p, tag) for p in patterns for tag in tags)]
 
 
 def histogram(values: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.console import make_console
-from rlkit.events import Board
+from rlkit.events import Board, charts
 from rlkit.interquartile import interquartile_mean
 
 __all__ = ["Logger", "MetricsFile", "interquartile_mean"]
@@ -47,6 +47,8 @@ class Logger:
         self._csv = MetricsFile(self._folder / "metrics.csv", self._names if members > 1 else [])
         self._board: Board | None = None
         self._step = 0  # mean over members at the last log entry
+        self._tags: set[str] = set()  # logged so far
+        self._charts: list[str] = []  # of the health page as it stands
         self._waiting: list[tuple[float, str]] = []  # (time, text) of messages before the first log entry
 
     def log(
@@ -78,6 +80,7 @@ class Logger:
         middle = interquartile_mean(values).astype(np.float32)  # [K]
         self._step = round(float(steps.mean()))
 
+        self._arrange(scalars)
         self._open_board().write(self._folder, self._step, zip(scalars, middle.tolist(), strict=True), finite)
         if self.members > 1:
             self._log_members(steps, scalars, values)
@@ -123,10 +126,19 @@ class Logger:
         for folder, step, column in zip(self._names, steps.tolist(), values[own].T.tolist(), strict=True):
             board.write(self._folder / folder, step, zip(names, column, strict=True))
 
+    def _arrange(self, scalars: Mapping[str, np.ndarray]) -> None:
+        """Let the health page have the charts that there are scalars for: an empty chart tells nothing."""
+        if scalars.keys() <= self._tags:
+            return
+        self._tags |= scalars.keys()
+        titles = charts(self._tags)
+        if titles != self._charts:
+            self._charts = titles
+            self._open_board().write_layout(self._folder, self._step, titles)
+
     def _open_board(self) -> Board:
         if self._board is None:
             self._board = Board()
-            self._board.write_layout(self._folder)
             for when, text in self._waiting:
                 self._board.write_text(self._folder, 0, text, when)
             self._waiting.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 
@@ -32,6 +33,7 @@ def final_table(
     *,
     title: str,
     folder: Path | str,
+    findings: Sequence[str] = (),
     commands: Sequence[str] = (),
     show: str = "auto",
 ) -> None:
@@ -41,6 +43,7 @@ def final_table(
         results: one for each member.
         title: heading, e.g. what was trained and how it was evaluated.
         folder: the run directory.
+        findings: what is wrong with the run, a sentence each (`rlkit.diagnose`).
         commands: shell commands that show the run, printed unbroken.
         show: "rich" for colours, "plain" for text without control codes, "auto", or "off": print nothing.
     """
@@ -50,6 +53,9 @@ def final_table(
     lines += _rows(results) if len(results) <= LONG_TABLE else _grid(results)
     if len(results) > 1:
         lines += [("", ""), (_summary(results), "bold")]
+    if findings:
+        lines.append(("", ""))
+        lines += [(part, "yellow") for text in findings for part in wrap(text, WIDTH, subsequent_indent="    ")]
     lines += [("", ""), (f"run   {folder}", "")]
     lines += [(f"{'' if k else 'show':<6}{command}", "") for k, command in enumerate(commands)]
     if show == "rich" or (show == "auto" and on_terminal()):

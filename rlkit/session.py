@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.diagnose import Diagnosis
 from rlkit.files import write_text
 from rlkit.keepers import checkpoint
 from rlkit.keepers.keeper import Event
@@ -108,6 +109,7 @@ class Session:
         stop_when_solved: freeze a member that held the threshold in two evaluations.
         about: what the summary says of the run before its results.
         on_evaluation: called after each evaluation during training; what it raises ends the training.
+        diagnosis: sees all that is logged; what it finds is told, and what holds at the end is in the summary.
     """
 
     learner: Learner | Team
@@ -122,6 +124,7 @@ class Session:
     stop_when_solved: bool
     about: dict[str, Any] = field(default_factory=dict)
     on_evaluation: Callable[[Evaluation], None] | None = None
+    diagnosis: Diagnosis | None = None
     solved_at: list[int | None] = field(init=False)
     peak: Tensor = field(init=False)  # [M] best evaluation so far
 
@@ -165,9 +168,7 @@ class Session:
         scalars = {name: x.numpy() for name, x in learner.metrics.items()}
         scalars["speed/steps_per_second"] = np.full(learner.members, int(made.sum()) / seconds)
         if detail and log.due(self.elapsed):
-            self.logger.log(
-                learner.env_steps.numpy(), scalars, {name: x.numpy() for name, x in learner.histograms.items()}
-            )
+            self._log(scalars, {name: x.numpy() for name, x in learner.histograms.items()})
         self.logger.progress(learner.env_steps.numpy(), scalars)
         if evaluation.due(self.elapsed):
             self._evaluate()
@@ -180,7 +181,7 @@ class Session:
         learner = self.learner
         returns = self.evaluator(learner.policy, self.eval_episodes).mean(1)
         self.peak = torch.maximum(self.peak, returns.float())
-        self.logger.log(learner.env_steps.numpy(), {"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
+        self._log({"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
         if self.on_evaluation is not None:
             self.on_evaluation(Evaluation(self.elapsed, returns))
         self._tell(learner.judge(returns))
@@ -197,6 +198,13 @@ class Session:
                 self.logger.message(f"member {m} solved at {since:,} steps")
                 if self.stop_when_solved:
                     learner.freeze(m)
+
+    def _log(self, scalars: dict[str, np.ndarray], histograms: dict[str, np.ndarray] | None = None) -> None:
+        """Write a log entry, and tell of what it shows to be wrong."""
+        steps = self.learner.env_steps.numpy()
+        self.logger.log(steps, scalars, histograms)
+        for text in self.diagnosis.note(steps, scalars) if self.diagnosis else ():
+            self.logger.message(text)
 
     def _tell(self, events: list[Event]) -> None:
         for member, text in events:
@@ -218,10 +226,8 @@ class Session:
         learner = self.learner
         deterministic = self.evaluator(learner.policy, FINAL_EPISODES).mean(1)
         stochastic = self.evaluator(learner.policy, FINAL_EPISODES, stochastic=True).mean(1)
-        self.logger.log(
-            learner.env_steps.numpy(),
-            {"eval/return": deterministic.numpy(), "eval/return_stochastic": stochastic.numpy()},
-        )
+        self._log({"eval/return": deterministic.numpy(), "eval/return_stochastic": stochastic.numpy()})
+        found = {"findings": self.diagnosis.lines(learner.diverged.numpy())} if self.diagnosis else {}
         return {
             "env_steps": learner.env_steps.tolist(),
             "train_seconds": round(self.train_seconds, 3),
@@ -230,6 +236,7 @@ class Session:
             "eval_peak": [None if p == -torch.inf else p for p in self.peak.tolist()],
             "solved_at_steps": self.solved_at,
             "status": [self._status(m, interrupted) for m in range(learner.members)],
+            **found,
         }
 
     def _status(self, member: int, interrupted: bool) -> str:

@@ -100,6 +100,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
         KeyboardInterrupt: after Ctrl-C, once checkpoint and summary are written.
     """
     from rlkit.build import reward_threshold
+    from rlkit.diagnose import Diagnosis
     from rlkit.metrics import Logger
     from rlkit.session import Session
 
@@ -120,6 +121,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
             log_every=config.log.every,
             threshold=reward_threshold(config),
             stop_when_solved=config.stop_when_solved,
+            diagnosis=Diagnosis(config.members) if config.log.diagnose else None,
             about={
                 "env": config.env.id,
                 "algo": config.algo.name,
@@ -177,6 +179,7 @@ def report(run: Run, obs_size: int, show: str) -> None:
         [Result(*row) for row in zip(*columns, strict=True)],
         title=f"{summary['env']} {summary['algo']}: mean return of 100 episodes, deterministic policy",
         folder=run.folder,
+        findings=list(summary.get("findings", {}).values()),
         commands=[
             f"{python} -m tensorboard.main --logdir {shlex.quote(str(run.folder))}",
             f"{python} -c {shlex.quote(act)}",

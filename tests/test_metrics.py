@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import small_learner
 from scipy.stats import trim_mean
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -25,7 +26,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tensorboard.util.tensor_util import make_ndarray
 
 from rlkit.console import Console, PlainConsole, RichConsole, clock, make_console
-from rlkit.events import HEALTH, histogram
+from rlkit.events import HEALTH, charts, histogram
 from rlkit.metrics import Logger, interquartile_mean
 from rlkit.results import Result, final_table
 
@@ -191,24 +192,74 @@ def test_a_scalar_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
         _logger(tmp_path, members=3).log(np.zeros(3), {"a/x": np.zeros(2)})
 
 
-def test_the_health_page_groups_the_scalars(tmp_path: Path) -> None:
-    logger = _logger(tmp_path)
-    logger.log(np.array([1]), {"a/x": np.ones(1)})
-    logger.close()
-    (event,) = _events(tmp_path).Tensors(custom_scalar.CONFIG_SUMMARY_TAG)
-    layout = layout_pb2.Layout.FromString(make_ndarray(event.tensor_proto).item())
-    (page,) = layout.category
+def _page(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The health page that TensorBoard shows: title of a chart -> its tags."""
+    event = _events(folder).Tensors(custom_scalar.CONFIG_SUMMARY_TAG)[-1]
+    (page,) = layout_pb2.Layout.FromString(make_ndarray(event.tensor_proto).item()).category
     assert page.title == "health"
-    assert {chart.title: tuple(chart.multiline.tag) for chart in page.chart} == HEALTH
+    return {chart.title: tuple(chart.multiline.tag) for chart in page.chart}
 
-    def charts(tag: str) -> list[str]:
-        return [title for title, tags in HEALTH.items() if any(re.match(one, tag) for one in tags)]
 
-    assert charts("kl/epoch_11") == charts("kl/ref") == ["KL"]
-    assert charts("schedule/clip") == ["schedules"]
-    assert charts("schedule/learning_rate") == ["schedules: learning rate"]
-    assert charts("episode/return") == charts("eval/return") == ["return"]
-    assert charts("ratio/std") == []
+def test_the_health_page_has_the_charts_that_there_are_scalars_for(tmp_path: Path) -> None:
+    logger = _logger(tmp_path)
+    one = np.ones(1)
+    logger.log(np.array([1]), {"a/x": one, "kl/old": one, "ratio/mean": one, "ref_kl/coef": one, "speed/x": one})
+    assert list(_page(tmp_path)) == ["ratio", "KL", "stabilisers: coefficients"]
+    logger.log(np.array([2]), {"eval/return": one})
+    logger.close()
+    page = _page(tmp_path)
+    assert list(page) == ["return: evaluations", "ratio", "KL", "stabilisers: coefficients"]
+    assert all(page[title] == HEALTH[title] for title in page)
+
+
+@pytest.mark.parametrize(
+    ("tag", "titles"),
+    [
+        ("kl/ref", ["KL"]),
+        ("kl/epoch_16", ["KL: in epochs 0, 1, 2, 4, 8, 16"]),
+        ("kl/epoch_11", []),
+        ("schedule/clip", ["schedules"]),
+        ("schedule/entropy_coef", ["schedules"]),
+        ("schedule/learning_rate", ["schedules: learning rate"]),
+        ("old_kl/coef", ["stabilisers: coefficients"]),
+        ("outer/inner/coef", ["stabilisers: coefficients"]),
+        ("loss/coef", []),
+        ("episode/return_recent", ["return: training, and its moving average"]),
+        ("ratio/std", ["ratio: deviation, share clipped"]),
+        ("value/error", ["value: error"]),
+    ],
+)
+def test_a_scalar_is_in_the_chart_meant_for_it(tag: str, titles: list[str]) -> None:
+    assert charts([tag]) == titles
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_health_page_shows_all_that_a_run_logs_but_lengths_losses_and_some_epochs(
+    tmp_path: Path, algo: str
+) -> None:
+    learner = small_learner(algo, "stabilizer=[ref_kl]", "members=2")
+    learner.iterate()
+    beside = {tag for tag in learner.metrics if not charts([tag])}
+    assert {tag.split("/")[0] for tag in beside} == {"episode", "loss", "run"}
+    shown = charts(learner.metrics)
+    missing = {"grpo": {"value: error", "value: explained variance"}, "ppo": {"groups: share degenerate"}}[algo]
+    others = {"return: evaluations", "speed", "stabilisers: replay", "stabilisers: coefficients"}  # not the learner's
+    assert set(HEALTH) - set(shown) - others == missing
+
+
+def test_every_histogram_is_written(tmp_path: Path) -> None:
+    learner = small_learner("ppo", "stabilizer=[ref_kl]", "members=2")
+    learner.iterate()
+    logger = _logger(tmp_path, members=2)
+    logger.log(learner.env_steps.numpy(), {}, {name: x.numpy() for name, x in learner.histograms.items()})
+    logger.close()
+    events = _events(tmp_path)
+    names = {"ratio", "advantage", "kl", "kl_ref", "grad_norm_before", "grad_norm_after"}
+    assert set(events.Tags()["histograms"]) == names
+    counts = {name: events.Histograms(name)[0].histogram_value.num for name in names}
+    rows, steps = 2 * 4 * 8, 2 * 2 * 2  # members x environments x steps; members x epochs x minibatches
+    assert (counts["advantage"], counts["ratio"], counts["kl"], counts["kl_ref"]) == (rows, 2 * rows, rows, rows / 2)
+    assert counts["grad_norm_before"] == counts["grad_norm_after"] == steps
 
 
 def test_messages_become_text_even_before_the_first_entry(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlkit.conf.schema import options
 from rlkit.train import compose, execute, prepare
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 FILES = {m[1]: block for block in BLOCKS if (m := re.match(r"# (\w+\.py)\n", block))}
 
@@ -73,3 +75,15 @@ def test_every_key_the_readme_names_exists():
     for word in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)`", README):
         if not word.endswith((".py", ".pt", ".csv", ".json", ".md", ".yaml", ".db")):
             assert word in page, word
+
+
+def test_the_docs_have_a_line_for_every_stabiliser_and_every_id():
+    """One for each YAML of conf/stabilizer, and one for each id of the methods that stabilise a run."""
+    text = (ROOT / "docs" / "stabilizers.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if re.match(r"\| [ACD]\d", line)]
+    ids = {row[1].strip() for row in rows}
+    wanted = {*(f"A{k}" for k in range(3, 8)), *(f"C{k}" for k in range(1, 7)), *(f"D{k}" for k in range(2, 11)), "D12"}
+    assert ids == wanted
+    named = {name for row in rows for name in re.findall(r"stabilizer=\[(\w+)\]", row[2])}
+    assert named >= {name for name in options("stabilizer") if name not in ("old_kl", "recommended")}
+    assert all(len(row) == 7 and all(cell.strip() for cell in row[1:6]) for row in rows)

@@ -43,9 +43,9 @@ SETTINGS: dict[str, Overrides] = {
     "CartPole_ppo": {
         "env": "CartPole",
         "algo": "ppo",
-        "total_steps": 81_920,
+        "total_steps": 61_440,
         "algo.num_epochs": 10,
-        "algo.learning_rate": 1e-2,
+        "algo.learning_rate": 2e-2,
         "algo.schedule.learning_rate.name": "constant",
         "algo.schedule.clip.name": "constant",
     },

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 import rlkit.envs
 from rlkit.build import build_learner, to_config
+from rlkit.conf.schema import options
 from rlkit.loop import Learner
 from rlkit.train import compose
 
@@ -47,6 +48,33 @@ def demonstrations(id: str = "CartPole-v1", backend: str = "native") -> str:
     np.savez(path, obs=obs, action=np.array([envs.single_action_space.sample() for _ in obs]))
     envs.close()
     return str(path)
+
+
+def every_stabilizer(algo: str, demonstrations: str) -> list[str]:
+    """Overrides that switch on every stabiliser that an algorithm can have, each in its most active form."""
+    critic = {"value_l2"}
+    names = [name for name in options("stabilizer") if name != "recommended" and (algo == "ppo" or name not in critic)]
+    return [
+        f"stabilizer=[{','.join(names)}]",
+        f"stabilizer.warm_up.demonstrations={demonstrations}",
+        f"stabilizer.cloning.demonstrations={demonstrations}",
+        "stabilizer.ref_kl.controller=adaptive",
+        "stabilizer.ref_kl.refresh_every=2",
+        "stabilizer.replay.sampling=priority",
+        "stabilizer.rollback.patience=1",
+        "algo.sync_every=2",
+        "algo.ratio_bound=3.0",
+        "algo.clip_high=0.28",
+        "algo.aggregation=episode",
+        "algo.schedule.clip.name=exponential",
+        "algo.schedule.learning_rate.name=kl_adaptive",
+        "algo.entropy_coef=0.01",
+        "algo.schedule.entropy_coef.name=target_entropy",
+        "algo.schedule.entropy_coef.target=0.5",
+        "policy.layer_norm=true",
+        "policy.dropout=0.2",
+        *(["policy.value_normalization=popart"] if algo == "ppo" else []),
+    ]
 
 
 def small_learner(algo: str, *overrides: str) -> Learner:

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import small_learner, train, weights
+from conftest import demonstrations, every_stabilizer, small_learner, train, weights
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from rlkit.buffer import flatten, valid_rows
@@ -377,6 +377,30 @@ def test_a_reward_or_observation_that_is_not_finite_stops_the_run(learner_of, al
     assert torch.equal(weights(learner), before)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("field", ["reward", "obs"])
+def test_what_is_not_finite_stops_the_run_with_every_stabiliser_on(learner_of, algo, field, tmp_path):
+    demonstrated = np.random.default_rng(0).integers(0, 2, 50)
+    np.savez(tmp_path / "steps.npz", obs=np.ones((50, 3)), action=demonstrated)
+    groups = ["algo.group_size=3"] if algo == "grpo" else []
+    every = every_stabilizer(algo, f"{tmp_path}/steps.npz")
+    step = 30  # in the third iteration or later: replay, a late copy and a rollback are at work
+    learner = learner_of(algo, "members=2", "num_envs=3", *groups, *every, length=6, field=field, step=step, copy=4)
+    for _ in range(20):
+        before = weights(learner).clone()
+        try:
+            train(learner, 1)
+        except NonFiniteError as error:
+            assert "environment 1 of member 1" in str(error)
+            assert field in str(error)
+            break
+    else:
+        pytest.fail("the run went on")
+    assert learner.iteration >= 3
+    assert before.isfinite().all()
+    assert torch.equal(weights(learner), before)
+
+
 # --- case 13: KL stop ----------------------------------------------------------------------------------------------
 
 
@@ -386,4 +410,18 @@ def test_a_tiny_kl_target_stops_each_update_after_its_first_step():
         learner.iterate()
         assert learner.metrics["update/steps"].tolist() == [1.0, 1.0]  # the first minibatch is the old policy's own
         assert learner.optimizer.t.tolist() == [iteration, iteration]
+        assert (learner.metrics["kl/old"] >= 0).all()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_tiny_kl_target_stops_an_update_with_every_stabiliser_on(algo):
+    """Late copies and replayed rows have ratios of the present policy, so the first step is always allowed."""
+    every = every_stabilizer(algo, demonstrations())
+    learner = small_learner(algo, "members=2", *every, "algo.target_kl=1e-7", "algo.learning_rate=0.05")
+    learner.begin()
+    warmed = learner.optimizer.t.clone()
+    for iteration in range(1, 6):
+        learner.iterate()
+        assert learner.metrics["update/steps"].tolist() == [1.0, 1.0]
+        assert (learner.optimizer.t - warmed).tolist() == [iteration, iteration]
         assert (learner.metrics["kl/old"] >= 0).all()

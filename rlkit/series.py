@@ -69,7 +69,7 @@ class Series:
                 rows = self._rows[name] = grown
             rows[length, 0], rows[length, 1:] = step, scalars[name]
             self._length[name] = length + 1
-        for stale in ("returns", "judged"):
+        for stale in ("returns", "evaluations"):
             self.__dict__.pop(stale, None)
 
     def steps(self, name: str) -> np.ndarray:
@@ -108,18 +108,26 @@ class Series:
         return Standing.of(self.values(RETURN), width=3, clear=CLEAR)
 
     @cached_property
-    def judged(self) -> tuple[str, Standing]:
-        """The scalar that judges the return, evaluations if there are some, and where it stands."""
-        returns = self.values(EVALUATION)
-        if len(returns) < EVALUATIONS:
-            return RETURN, self.returns
-        return EVALUATION, Standing.of(returns, width=2, clear=4.0, before=self.returns)
+    def evaluations(self) -> Standing:
+        """Where the evaluations stand; no member has risen while there are few."""
+        values = self.values(EVALUATION)
+        few = len(values) < EVALUATIONS
+        return Standing.of(values[:0] if few else values, width=2, clear=4.0, before=self.returns)
+
+    @property
+    def risen(self) -> np.ndarray:
+        """Members whose return was clearly above its start, bool [M]."""
+        return np.asarray(self.returns.risen | self.evaluations.risen)
+
+    @property
+    def drop(self) -> np.ndarray:
+        """Share of its rise that a member's return has lost, [M]: of evaluations where they have risen."""
+        return np.where(self.evaluations.risen, self.evaluations.drop, self.returns.drop)
 
     @property
     def well(self) -> np.ndarray:
         """Members whose return has risen and not fallen since, bool [M]."""
-        _, judged = self.judged
-        return (self.returns.risen | judged.risen) & (judged.drop <= FALL)
+        return np.asarray(self.risen & (self.drop <= FALL))
 
     def _table(self, name: str) -> np.ndarray:
         return self._rows[name][: self._length[name]] if name in self._rows else np.empty((0, 1 + self.members))
@@ -144,7 +152,7 @@ class Standing:
         Args:
             width: entries in a mean; what is lost now is lost in each of the last so many.
             clear: a rise counts from so many times the median change of an entry on, a drop from so many times the
-                mean decline of an entry before the peak.
+                mean decline of an entry before the best ones.
             before: of a curve that begins sooner; where it has risen, this one starts where it did, and has risen too.
         """
         length, members = returns.shape
@@ -166,7 +174,9 @@ class Standing:
         rise, lost = best - start, best - level[-width:].max(0)
         risen = (rise > clear * np.median(np.abs(change), 0)) | known_risen
         risen &= rise > SLIGHT * np.abs(start)
-        decline = np.where(np.arange(1, length)[:, None] <= peak, np.maximum(-change, 0.0), 0.0).sum(0) / peak
+        until = peak - width + 1  # within the best entries a decline may be the drop itself
+        earlier = np.arange(1, length)[:, None] <= until
+        decline = np.where(earlier, np.maximum(-change, 0.0), 0.0).sum(0) / np.maximum(until, 1)
         drop = np.where(risen & (lost > clear * decline), lost / np.where(risen, rise, 1.0), 0.0)
         return cls(level, start, best, now, peak, risen, drop)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlkit.console import number
-from rlkit.series import FALL, RETURN, WINDOW, Series, mean, share
+from rlkit.series import EVALUATION, FALL, RETURN, WINDOW, Series, mean, share
 
 # "Tuned" are the ten runs of twenty members in experiments/classic_control; a level holds for the mean of a window.
 PATIENCE = 2 * WINDOW  # entries before a return that stands still is told of
@@ -26,7 +26,7 @@ GRADIENT_LOW, GRADIENT_HIGH = 0.1, 1.0  # norm before clipping: the range that t
 KL_HIGH = 0.1  # nats: targets are 0.01 to 0.02, and tuned runs stay below 0.04
 KL_ENTRIES, KL_RISE = 6, 3.0  # KL has risen so many times in a row, to this multiple and a third of KL_HIGH
 ONE_SIDED = 1.0  # deviations from zero to the mean: further, nearly all actions count as better, or as worse
-ADVANTAGE_LOW, ADVANTAGE_HIGH = 1e-3, 1e3  # deviation: 0.02 to 27 when tuned
+ADVANTAGE_LOW, ADVANTAGE_HIGH = 1e-3, 1e3  # deviation: 0.002 to 37 when tuned
 ENTROPY = 0.1  # of that at the start: of two actions one is then taken with a probability of 0.99
 ERROR_GROWTH = 4.0  # of the value error from one window to the next: the value is wrong by twice as much
 
@@ -73,14 +73,15 @@ def nonfinite(run: Series) -> Finding:
 
 def fell(run: Series) -> Finding:
     """The return fell from its peak by more than a tenth of its rise."""
-    name, s = run.judged
 
     def sentence(m: int) -> str:
+        judged = run.evaluations.risen[m]
+        name, s = (EVALUATION, run.evaluations) if judged else (RETURN, run.returns)
         lost = f"{100 * s.drop[m]:.0f} % of its rise"
         step = run.steps(name)[s.peak[m]]
         return f"return fell from {number(s.best[m])} to {number(s.now[m])} ({lost}) after step {step:,.0f}"
 
-    return Finding(s.drop > FALL, s.drop, sentence, "stabilizer=[rollback], or a lower algo.learning_rate, helps")
+    return Finding(run.drop > FALL, run.drop, sentence, "stabilizer=[rollback], or a lower algo.learning_rate, helps")
 
 
 def flat(run: Series) -> Finding:
@@ -88,7 +89,7 @@ def flat(run: Series) -> Finding:
     s = run.returns
     late = len(run.values(RETURN)) >= PATIENCE and run.progress >= HALF
     return Finding(
-        late & ~s.risen & ~run.judged[1].risen,
+        late & ~run.risen,
         s.start - s.now,
         lambda m: f"return has not risen: {number(s.start[m])} at the start, {number(s.now[m])} now",
         "exploration.name=linear, algo.entropy_coef=0.01 or another algo.learning_rate may help",
@@ -102,7 +103,7 @@ def behind(run: Series) -> Finding:
     if len(run.values(RETURN)) >= PATIENCE and run.progress >= HALF and s.risen.any():
         best = float(np.where(s.risen, s.level[-width], -np.inf).max())
         half = s.start + BEHIND * (best - s.start)
-        holds = (s.risen | run.judged[1].risen) & (best > s.start) & (s.best < half) & (s.level[-width:] < half).all(0)
+        holds = run.risen & (best > s.start) & (s.best < half) & (s.level[-width:] < half).all(0)
     groups = len(run.values("group/degenerate")) > 0
     other = "algo.advantage=return_to_go" if groups else "algo.entropy_coef=0.01"
     return Finding(
@@ -196,7 +197,7 @@ def advantage_scale(run: Series) -> Finding:
     return Finding(
         share(wrong, deviation) > MOST,
         np.abs(np.log(np.maximum(mean(deviation), 1e-30))),
-        lambda m: f"the advantages' deviation is {middle(deviation, m)} (usual: 0.02 to 30)",
+        lambda m: f"the advantages' deviation is {middle(deviation, m)} (usual: 0.002 to 40)",
         "env.normalize_reward=true and algo.normalize_advantage=true help",
     )
 

@@ -223,8 +223,7 @@ def test_every_key_and_stabiliser_that_is_said_to_help_exists():
     words = set(re.findall(r"\b[a-z]+\.[a-z_]+", knobs)) | {"num_envs"}
     assert {"algo.learning_rate", "exploration.name", "algo.target_kl"} < words
     assert [word for word in words if f" {word}=" not in page] == []
-    awaited = {"rollback"}
-    assert set(re.findall(r"stabilizer=\[(\w+)", knobs)) <= set(options("stabilizer")) | awaited
+    assert set(re.findall(r"stabilizer=\[(\w+)", knobs)) <= set(options("stabilizer"))
 
 
 # --- live ------------------------------------------------------------------------------------------------------------

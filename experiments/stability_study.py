@@ -30,18 +30,18 @@ from rlkit.team import cores
 
 Overrides = dict[str, Any]
 
-# How a fall is provoked: a constant learning rate, five times the tuned one for PPO and twenty for GRPO, which also has
+# How a fall is provoked: a constant learning rate, five times the tuned one for PPO and ten for GRPO, which also has
 # two small groups and many small steps on each batch.
 SETTINGS: dict[str, Overrides] = {
     "CartPole_grpo": {
         "env": "CartPole",
         "algo": "grpo",
-        "total_steps": 60_000,
+        "total_steps": 50_000,
         "num_envs": 8,
         "algo.group_size": 4,
         "algo.num_epochs": 16,
         "algo.num_minibatches": 8,
-        "algo.learning_rate": 4e-2,
+        "algo.learning_rate": 2e-2,
         "algo.schedule.learning_rate.name": "constant",
     },
     "CartPole_ppo": {
@@ -52,6 +52,24 @@ SETTINGS: dict[str, Overrides] = {
         "algo.learning_rate": 2e-2,
         "algo.schedule.learning_rate.name": "constant",
         "algo.schedule.clip.name": "constant",
+    },
+    "Acrobot_grpo": {
+        "env": "Acrobot",
+        "algo": "grpo",
+        "total_steps": 150_000,
+        "num_envs": 8,
+        "algo.group_size": 4,
+        "algo.num_epochs": 16,
+        "algo.num_minibatches": 8,
+        "algo.learning_rate": 2e-2,
+        "algo.schedule.learning_rate.name": "constant",
+    },
+    "Acrobot_ppo": {
+        "env": "Acrobot",
+        "algo": "ppo",
+        "total_steps": 122_880,
+        "algo.learning_rate": 1e-2,
+        "algo.schedule.learning_rate.name": "constant",
     },
 }
 WATCHED: Overrides = {"eval.every": 4_000, "eval.episodes": 30, "checkpoint.every": 0, "log.every": 4_000}
@@ -73,6 +91,8 @@ def stabilizer(*names: str, **given: Any) -> Overrides:
 
 ANNEALED = {"algo.schedule.learning_rate.name": "linear"}
 KL_RATE = {"algo.schedule.learning_rate.name": "kl_adaptive"}
+FOLLOWING = {"ref_kl__controller": "adaptive", "ref_kl__refresh_every": 5}  # the policy of a few iterations ago
+SOON = {"rollback__patience": 1}
 VARIANTS: dict[str, Variant] = {
     "plain": Variant({}),
     "one number an episode (B2)": Variant({"algo.advantage": "outcome"}, "grpo"),
@@ -83,9 +103,7 @@ VARIANTS: dict[str, Variant] = {
     "critic_hidden=[16,16] (A7)": Variant({"policy.critic_hidden": [16, 16]}, "ppo"),
     "groups=pilot (A7)": Variant({"algo.groups": "pilot"}, "grpo"),
     "ref_kl 0.1 (C1)": Variant(stabilizer("ref_kl")),
-    "ref_kl refreshed, adaptive (C2, C6)": Variant(
-        stabilizer("ref_kl", ref_kl__controller="adaptive", ref_kl__refresh_every=5)
-    ),
+    "ref_kl refreshed, adaptive (C2, C6)": Variant(stabilizer("ref_kl", **FOLLOWING)),
     "old_kl adaptive, no clip (A4)": Variant(
         {**stabilizer("old_kl"), "algo.clip": None, "algo.schedule.clip.name": "constant"}
     ),
@@ -115,6 +133,12 @@ VARIANTS: dict[str, Variant] = {
             "algo.schedule.entropy_coef.target": 0.4,
         }
     ),
+    "rollback at once": Variant(stabilizer("rollback", **SOON)),
+    "ref_kl refreshed + rollback at once": Variant(stabilizer("ref_kl", "rollback", **FOLLOWING, **SOON)),
+    "ref_kl refreshed + kl_adaptive": Variant({**stabilizer("ref_kl", **FOLLOWING), **KL_RATE}),
+    "ref_kl refreshed + linear": Variant({**stabilizer("ref_kl", **FOLLOWING), **ANNEALED}),
+    "kl_adaptive + rollback at once": Variant({**stabilizer("rollback", **SOON), **KL_RATE}),
+    "old_kl + rollback at once": Variant(stabilizer("old_kl", "rollback", **SOON)),
 }
 
 

@@ -139,6 +139,8 @@ VARIANTS: dict[str, Variant] = {
     "ref_kl refreshed + linear": Variant({**stabilizer("ref_kl", **FOLLOWING), **ANNEALED}),
     "kl_adaptive + rollback at once": Variant({**stabilizer("rollback", **SOON), **KL_RATE}),
     "old_kl + rollback at once": Variant(stabilizer("old_kl", "rollback", **SOON)),
+    "old_kl + linear": Variant({**stabilizer("old_kl"), **ANNEALED}),
+    "recommended": Variant(stabilizer("recommended")),
 }
 
 

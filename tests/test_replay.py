@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gc
 import weakref
 
 import numpy as np
@@ -691,6 +690,5 @@ def test_of_the_minibatches_of_an_update_one_epochs_rows_are_alive_in_the_column
         assert mini.obs.untyped_storage().data_ptr() == rows["obs"].untyped_storage().data_ptr()
         assert set(rows.taken) == {"obs", "weight"}  # nobody reads the reward
         del rows
-        gc.collect()
         assert [ref() is not None for ref in alive] == [False] * epoch + [True]
     assert len(alive) == 5

@@ -1,7 +1,7 @@
 """Which stabilisers keep a run from falling after its peak: each alone, and pairs, against the plain run.
 
   python experiments/stability_study.py                     the study of experiments/stability: seeds 100 to 119
-  python experiments/stability_study.py --only plain,rollback --settings CartPole_grpo --seed 0
+  python experiments/stability_study.py --only plain recommended --settings CartPole_grpo --seed 0
 
 Runs lie in runs/stability/SETTING/VARIANT; one that is finished is not repeated. One job a core; at the end the table.
 `python -m rlkit.report runs/stability/CartPole_grpo` shows the same runs as a page.
@@ -13,6 +13,7 @@ import argparse
 import csv
 import json
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -23,10 +24,13 @@ from typing import Any
 import numpy as np
 
 import rlkit
+from rlkit.build import build_learner, to_config
 from rlkit.comparison import FALL, bootstrap, fallen, probability_of_improvement, volatility, worst_drop
 from rlkit.interquartile import interquartile_mean
+from rlkit.loop import Learner
 from rlkit.recorded import read_metrics
 from rlkit.team import cores
+from rlkit.train import compose, literal, use_threads
 
 Overrides = dict[str, Any]
 
@@ -180,6 +184,24 @@ class Result:
         )
 
 
+def costs(setting: str, names: Sequence[str], rounds: int = 15) -> list[tuple[str, float]]:
+    """Median processor time of an iteration of each variant beside the plain one, in turns; four members."""
+    use_threads()
+    learners = {}
+    for name in dict.fromkeys(("plain", *names)):
+        overrides = SETTINGS[setting] | VARIANTS[name].overrides | {"members": 4, "algo.learning_rate": 1e-9}
+        config, _ = compose([f"{key}={literal(value)}" for key, value in overrides.items()])
+        learners[name] = build_learner(to_config(config))
+    seconds = np.array([[_seconds(learner) for learner in learners.values()] for _ in range(rounds)])[3:]
+    return list(zip(learners, np.median(seconds / seconds[:, :1], 0).tolist(), strict=True))
+
+
+def _seconds(learner: Learner) -> float:
+    began = time.process_time()
+    learner.iterate(detail=False)
+    return time.process_time() - began
+
+
 HEADING = ["variant", "final", "low", "high", "lowest", "fallen", "drop", "lost", "volatility", "better", "b_low"]
 HEADING += ["b_high", "time"]
 
@@ -207,26 +229,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=100, help="first seed (100)")
     parser.add_argument("--members", type=int, default=20, help="number of seeds (20)")
-    parser.add_argument("--settings", default=",".join(SETTINGS), help="which settings, by comma")
-    parser.add_argument("--only", default="", help="which variants, by comma; all unless given")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="which settings")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="which variants")
     parser.add_argument("--out", type=Path, default=Path("runs/stability"), help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=cores(), help="jobs at once (one for each core)")
     parser.add_argument("--csv", type=Path, help="also write the tables to this folder, one file for each setting")
+    parser.add_argument("--cost", action="store_true", help="only measure what each costs in processor time")
     args = parser.parse_args()
+    if args.cost:
+        for setting in args.settings:
+            own = [name for name in args.only if VARIANTS[name].only in ("", SETTINGS[setting]["algo"])]
+            for name, ratio in costs(setting, own):
+                print(f"{setting}  {name:>36}  {ratio:.2f}")
+        return 0
     seeds = {"seed": args.seed, "members": args.members}
-    chosen = args.only.split(",") if args.only else list(VARIANTS)
     plan: dict[Path, Overrides] = {}
-    for setting in args.settings.split(","):
+    for setting in args.settings:
         base = SETTINGS[setting]
-        for name in chosen:
+        for name in args.only:
             if VARIANTS[name].only in ("", base["algo"]):
                 plan[args.out / setting / name] = {**base, **seeds, **VARIANTS[name].overrides}
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         running = [pool.submit(job, folder, overrides) for folder, overrides in plan.items()]
         for done in as_completed(running):
             print(f"done {done.result()}", flush=True)
-    for setting in args.settings.split(","):
-        rows = table(args.out / setting, chosen)
+    for setting in args.settings:
+        rows = table(args.out / setting, args.only)
         print(f"\n{setting}")
         for row in rows:
             print("  ".join(f"{cell:>{36 if k == 0 else 9}}" for k, cell in enumerate(row)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rlkit.conf.schema import ConfigError
 from rlkit.files import write_text
-from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, _literal, complain
+from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, literal
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -96,7 +96,7 @@ def launch() -> int:
     folder, launcher = _plan(sys.argv[1:])
     # Named here, so that every process means the same folder; and a job itself keeps its settings in `.hydra`, once it
     # knows that the folder is new: Hydra would write them over those of a run.
-    sys.argv += [f"hydra.sweep.dir={_literal(str(folder))}", "hydra.output_subdir=null"]
+    sys.argv += [f"hydra.sweep.dir={literal(str(folder))}", "hydra.output_subdir=null"]
     if launcher.startswith("submitit"):
         print(f"the jobs write to {folder / '.submitit'}; the table comes when all have ended", flush=True)
     ended: BaseException | None = None
@@ -213,7 +213,7 @@ def _plan(arguments: list[str]) -> tuple[Path, str]:
     parsed = zip(options.overrides, OverridesParser.create().parse_overrides(options.overrides), strict=True)
     shared = [text for text, override in parsed if not override.is_sweep_override()]
     if options.config_dir:
-        shared.append(f"hydra.searchpath=[{_literal(f'file://{Path(options.config_dir).absolute()}')}]")
+        shared.append(f"hydra.searchpath=[{literal(f'file://{Path(options.config_dir).absolute()}')}]")
     with initialize_config_module("rlkit.conf", version_base="1.3"):
         config = compose(options.config_name or "config", shared, return_hydra_config=True)
         folder = Path(config.hydra.sweep.dir).absolute()

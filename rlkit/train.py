@@ -247,7 +247,7 @@ def run(*, folder: str | Path | None = None, show: str = "off", **settings: Any)
     """
     from omegaconf import OmegaConf
 
-    overrides = [f"{name.replace('__', '.')}={_literal(value)}" for name, value in settings.items()]
+    overrides = [f"{name.replace('__', '.')}={literal(value)}" for name, value in settings.items()]
     config, named = compose(overrides)
     target = Path(folder) if folder is not None else named
     check_folder(target)
@@ -258,16 +258,16 @@ def run(*, folder: str | Path | None = None, show: str = "off", **settings: Any)
     return execute(prepared, target, show)
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """Write a Python value in Hydra's override grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_literal(v) for v in value) + "]"
+        return "[" + ",".join(literal(v) for v in value) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{_literal(v)}" for name, v in value.items()) + "}"
+        return "{" + ",".join(f"{name}:{literal(v)}" for name, v in value.items()) + "}"
     if isinstance(value, str) and not re.fullmatch(r"[\w.:/-]+", value):
         return "'" + re.sub(r"(\\*)'", r"\1\1\'", value) + "'"
     return str(value)

@@ -421,8 +421,8 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     + [([1, "a b"], [1, "a b"]), ({"high": 1, "name": "a, b"}, {"high": 1, "name": "a, b"}), ("back\\'", "back\\'")],
 )
 def test_python_values_arrive_as_they_are(value, read):
-    from rlkit.train import _literal
+    from rlkit.train import literal
 
-    config, _ = compose([f"+env.kwargs.given={_literal(value)}"])
+    config, _ = compose([f"+env.kwargs.given={literal(value)}"])
     with open_dict(config):
         assert OmegaConf.to_container(config.env.kwargs)["given"] == read

@@ -64,10 +64,20 @@ class Differentiated:
     closed: Callable[[], dict[str, Tensor]]  # calculates the other losses, which the gradient does not need
 
 
+@dataclass
+class KL:
+    """A KL divergence between pi and another distribution, and what the loss owes to it."""
+
+    by: Any  # d loss / d KL, [M, B] or [M, 1]
+    other: dict[str, Any]  # parameters of the other distribution, [M, A, B]
+    of_pi: bool  # KL(pi || other), or KL(other || pi)
+
+
 class CategoricalHeads:
-    """log pi(action) [M, B] of categorical heads, and the derivatives of it and of the entropy by logits [M, A, B].
+    """log pi(action) [M, B] of categorical heads, and derivatives by logits [M, A, B] of it, entropy and KL.
 
         d log pi(a) / d l_i = 1[i = a] - p_i,      d H / d l_i = -p_i (log p_i + H)
+        d KL(q || pi) / d l_i = p_i - q_i,         d KL(pi || q) / d l_i = p_i (log p_i - log q_i - KL(pi || q))
 
     Args:
         xp: numpy or torch.
@@ -93,15 +103,25 @@ class CategoricalHeads:
             self.heads.append((part, x, p, chosen))
         self.log_prob = functools.reduce(operator.add, log_probs)
 
-    def backward(self, by_log_prob: Any, by_entropy: Any) -> Any:
+    def backward(self, by_log_prob: Any, by_entropy: Any, by_kl: Sequence[KL] = ()) -> Any:
         """Return d loss / d logits for d loss / d log pi(action) and, or None, d loss / d entropy, [M, B] each."""
-        grad = self.xp.empty_like(self.logits)
+        xp = self.xp
+        grad = xp.empty_like(self.logits)
         for part, log_p, p, chosen in self.heads:
             d = grad[:, part]
             d[...] = (chosen - p) * by_log_prob[:, None]
             if by_entropy is not None:
                 entropy = -(p * log_p).sum(1, keepdims=True)
                 d -= p * (log_p + entropy) * by_entropy[:, None]
+            for kl in by_kl:
+                q = kl.other["logits"][:, part]
+                log_q = q - xp.amax(q, 1, keepdims=True)
+                log_q = log_q - xp.log(xp.exp(log_q).sum(1, keepdims=True))
+                if kl.of_pi:
+                    excess = log_p - log_q
+                    d += p * (excess - (p * excess).sum(1, keepdims=True)) * kl.by[:, None]
+                else:
+                    d += (p - xp.exp(log_q)) * kl.by[:, None]
         return grad
 
 
@@ -111,6 +131,9 @@ class GaussianDimensions:
     With z = (a - mean) / std:
 
         d log pi(a) / d mean = z / std,    d log pi(a) / d log std = z^2 - 1,    d H / d log std = 1
+        d KL(q || pi) / d mean = (mean - mean_q) / var,
+        d KL(q || pi) / d log std = 1 - (var_q + (mean - mean_q)^2) / var
+        d KL(pi || q) / d mean = (mean - mean_q) / var_q,    d KL(pi || q) / d log std = var / var_q - 1
 
     Squashing the action adds a term to log pi(a) that depends on the action alone.
 
@@ -123,6 +146,7 @@ class GaussianDimensions:
 
     def __init__(self, xp: Any, mean: Any, log_std: Any, action: Any, squash: bool) -> None:
         action = action.mT
+        self.xp, self.mean, self.log_std = xp, mean, log_std
         self.inverse = xp.exp(-log_std)
         self.z = (action - mean) * self.inverse
         log_prob = -0.5 * self.z * self.z - log_std - _HALF_LOG_2PI
@@ -131,13 +155,20 @@ class GaussianDimensions:
             log_prob = log_prob - 2 * (math.log(2) - action - softplus)
         self.log_prob = log_prob.sum(1)
 
-    def backward(self, by_log_prob: Any, by_entropy: Any) -> tuple[Any, Any]:
+    def backward(self, by_log_prob: Any, by_entropy: Any, by_kl: Sequence[KL] = ()) -> tuple[Any, Any]:
         """Return d loss / d mean and log std for d loss / d log pi(action) and, or None, d loss / d entropy."""
         d = by_log_prob[:, None]
-        by_log_std = d * (self.z * self.z - 1.0)
+        by_mean, by_log_std = d * self.z * self.inverse, d * (self.z * self.z - 1.0)
         if by_entropy is not None:
             by_log_std += by_entropy[:, None]
-        return d * self.z * self.inverse, by_log_std
+        for kl in by_kl:
+            by, mean, log_std = kl.by[:, None], kl.other["mean"], kl.other["log_std"]
+            inverse = self.xp.exp(-log_std) if kl.of_pi else self.inverse
+            apart = (self.mean - mean) * inverse
+            by_mean += by * apart * inverse
+            spread = self.xp.exp(2.0 * (self.log_std - log_std if kl.of_pi else log_std - self.log_std))
+            by_log_std += by * (spread - 1.0 if kl.of_pi else 1.0 - spread - apart * apart)
+        return by_mean, by_log_std
 
 
 class Evaluated:
@@ -250,7 +281,7 @@ class Gradient:
                     self.in_pieces = False
                     return self(batch)
                 terms, by_params = self._by_autograd(rest, output, value, batch, by)
-            self._backward(self._by_output(head, output, by), by.get("value"), more=bool(found))
+            self._backward(self._by_output(head, output, by, rows), by.get("value"), more=bool(found))
             found.append((output, head.log_prob, value))
         if rest.links:
             for p, by_param in zip(self.params, by_params, strict=True):
@@ -279,7 +310,7 @@ class Gradient:
         return self.penalties.losses(out, batch, self.policy)
 
     def _by_links(self, seen: Evaluated, rows: Rows) -> tuple[dict[str, Any], Chain, Chain]:
-        """Return d loss / d log_prob, entropy and value, the links that gave theirs, and the others."""
+        """Return d loss / d log_prob, entropy, value and KL, the links that gave theirs, and the others."""
         by: dict[str, Any] = {}
         closed, rest = Chain(), Chain()
         for name, link in self.chain.links.items():
@@ -310,13 +341,21 @@ class Gradient:
     def _distribution(self, output: Tensor, batch: Batch) -> Distribution:
         return shifted(self.policy.distribution_of(output), batch.get("offset"))
 
-    def _by_output(self, head: CategoricalHeads | GaussianDimensions, output: Any, by: dict[str, Any]) -> Any:
+    def _by_output(
+        self, head: CategoricalHeads | GaussianDimensions, output: Any, by: dict[str, Any], rows: Rows
+    ) -> Any:
         """d loss / d output of the actor; that by a free log std goes to its place."""
         by_log_prob = by["log_prob"] if "log_prob" in by else 0.0 * head.log_prob
+        names = ("logits",) if isinstance(head, CategoricalHeads) else ("mean", "log_std")
+        by_kl = [
+            KL(by[key], {name: getattr(rows, f"{other}_{name}").mT for name in names}, of_pi=other == "ref")
+            for key, other in (("kl_old", "old"), ("kl_ref", "ref"))
+            if key in by
+        ]
         if isinstance(head, CategoricalHeads):
-            by_output = head.backward(by_log_prob, by.get("entropy"))
+            by_output = head.backward(by_log_prob, by.get("entropy"), by_kl)
         else:
-            by_output, by_log_std = head.backward(by_log_prob, by.get("entropy"))
+            by_output, by_log_std = head.backward(by_log_prob, by.get("entropy"), by_kl)
             if self.log_std is None:
                 low, high = LOG_STD_RANGE
                 raw = output[:, self.policy.action_size :]

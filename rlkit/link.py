@@ -45,8 +45,9 @@ class Link:
     def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any] | None:
         """Return the derivatives of the losses [M, B] in closed form, or None to leave them to autograd.
 
-        By name: `log_prob` (of the action taken), `entropy`, `value`; all weighed by the column `weight`. They spare
-        autograd, nothing else: `losses` stays what says what the loss is, and a law holds the two together.
+        By name: `log_prob` (of the action taken), `entropy`, `value`, `kl_old` (KL(pi_old || pi), from the columns
+        `old_*`), `kl_ref` (KL(pi || pi_ref), from `ref_*`); all weighed by the column `weight`. They spare autograd,
+        nothing else: `losses` stays what says what the loss is, and a law holds the two together.
         """
         return {} if type(self).losses is Link.losses else None
 

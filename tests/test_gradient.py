@@ -24,6 +24,7 @@ from rlkit.policy import Policy
 from rlkit.schedules import Constant
 from rlkit.stabilizers.cloning import Cloning
 from rlkit.stabilizers.entropy import Entropy
+from rlkit.stabilizers.old_kl import OldKL
 from rlkit.stabilizers.ref_kl import RefKL
 from rlkit.stabilizers.surrogate import Surrogate
 from rlkit.stabilizers.value import Value
@@ -263,6 +264,25 @@ def test_links_without_a_closed_form_beside_those_with_one(monkeypatch, xp, spac
     nested = Chain(entropy=links["entropy"])
     chain = Chain(first=Penalty(), **links, kl=RefKL(policy, 0.3), cloning=Weighed(), nested=nested)
     same(policy, chain, chain.batch(batch))
+
+
+@libraries
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("log_std", ["free", "state"])
+@pytest.mark.parametrize(("padded", "offset"), [(False, False), (True, True)])
+@pytest.mark.parametrize("kind", ["exact", "k1", "k2", "k3"])
+def test_penalties_on_kl(monkeypatch, xp, space, log_std, padded, offset, kind):
+    monkeypatch.setattr(module, "array_library", lambda device: xp)
+    policy = some_policy(space, log_std=log_std)
+    link = RefKL(policy, 0.3, kind)
+    with torch.no_grad():
+        for p in link.reference.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2))
+    chain = Chain(**recipe(False).links, ref_kl=link, old_kl=OldKL(MEMBERS, 0.7))
+    batch = chain.batch(some_batch(policy, padded, offset))
+    assert link.losses(policy.evaluate(batch), batch, policy)["loss"].abs().max() > 1e-3
+    same(policy, chain, batch)
+    same(policy, Chain(penalty=Penalty(), **chain.links), batch)  # beside autograd
 
 
 @pytest.mark.parametrize("chain", [Chain(), Chain(nothing=Link()), Chain(entropy=Entropy(Constant(0.1, MEMBERS)))])

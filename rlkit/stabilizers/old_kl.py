@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.controllers import Controlled
+from rlkit.gradient import Evaluated, Rows
 from rlkit.link import Metrics
 from rlkit.policy import Out, Policy
 
@@ -39,6 +40,9 @@ class OldKL(Controlled):
     def losses(self, out: Out, batch: Batch, policy: Policy) -> dict[str, Tensor]:
         old = out.dist.with_params(batch.starting_with("old_"))
         return {"loss": self.coef * old.kl(out.dist)}
+
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any]:
+        return {"kl_old": out.array(self.coef)}
 
     def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
         if "kl/old" in metrics:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.controllers import Controlled
+from rlkit.gradient import Evaluated, Rows
 from rlkit.keepers.keeper import put
 from rlkit.link import Metrics
 from rlkit.losses import exact_kl, kl_estimate
@@ -86,6 +87,14 @@ class RefKL(Controlled):
         else:
             kl = kl_estimate(batch.ref_log_prob - out.log_prob, self.kind)
         return {"loss": self.coef * kl}
+
+    def gradients(self, out: Evaluated, batch: Rows) -> dict[str, Any]:
+        coef = out.array(self.coef)
+        if self.kind == "exact":
+            return {"kl_ref": coef}
+        log_ratio = batch.ref_log_prob - out.log_prob
+        by_log_prob = {"k1": 1.0 + 0.0 * log_ratio, "k2": -log_ratio, "k3": -out.xp.expm1(log_ratio)}[self.kind]
+        return {"log_prob": coef * by_log_prob}
 
     def observe(self, batch: Batch, metrics: Metrics, policy: Policy) -> None:
         if self.controller.rule != "fixed":

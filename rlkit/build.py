@@ -221,6 +221,11 @@ def build_learner(config: Config) -> Learner:
             "episode_limit": limit,  # steps, or None
         }
         pieces = {name: _stabilizer(name, dict(entry), context) for name, entry in config.stabilizer.items()}
+        keepers = {name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)}
+        if keepers and not config.eval.every:
+            raise ValueError(
+                f"eval.every is 0; with stabilizer={[*keepers][0]}, which judges evaluations, it must be >= 1"
+            )
         chain = _chain(config, recipe, schedules, pieces)
         optimizer = Adam(policy, betas=(algo.adam_betas[0], algo.adam_betas[1]), max_grad_norm=algo.max_grad_norm)
         horizon = algo.num_steps if isinstance(algo, PPOConfig) else limit
@@ -259,7 +264,7 @@ def build_learner(config: Config) -> Learner:
         total_steps=config.total_steps,
         sync_every=algo.sync_every,
         keepers={
-            **{name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)},
+            **keepers,
             **({BEST: KeepBest(config.members)} if config.checkpoint.best and config.eval.every else {}),
         },
         phases={name: piece for name, piece in pieces.items() if isinstance(piece, Phase)},
@@ -372,7 +377,7 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
         if not _fits(value, wanted[key].default):
             kind = type(wanted[key].default).__name__
             raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {kind}")
-        if not within(value, target.bounds.get(key, {})):
+        if value is not None and not within(value, target.bounds.get(key, {})):
             raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {allowed(target.bounds[key])}")
     given = {k: v for k, v in context.items() if k in wanted} | entry
     try:

@@ -8,6 +8,7 @@ import torch
 from conftest import small_learner, weights
 
 import rlkit
+from rlkit.conf.schema import ConfigError
 from rlkit.keepers.checkpoint import load
 from rlkit.keepers.keeper import copied, put
 from rlkit.loop import Learner
@@ -164,3 +165,8 @@ def test_only_the_rows_of_some_members_are_put():
     assert target["names"] == ["a", "B", "c"]
     assert torch.equal(target["grown"], keep["grown"])  # of another shape by now
     assert keep["x"].sum() == 0
+
+
+def test_a_keeper_without_evaluations_is_refused():
+    with pytest.raises(ConfigError, match="eval.every is 0; with stabilizer=rollback, .* it must be >= 1"):
+        small_learner("ppo", "stabilizer=[rollback]", "eval.every=0")

@@ -400,7 +400,12 @@ def help_text() -> str:
             text = f"{name + '=' + shown:<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}"
             lines.append(textwrap.fill(text, 118, initial_indent="  ", subsequent_indent=" " * 45))
     for name in options("stabilizer"):
-        entry = choice("stabilizer", name)[name]
-        lines += ["", f"stabilizer=[{name}] ({entry['_target_']}):"]
-        lines += [f"  stabilizer.{name}.{k}={str(v)}" for k, v in entry.items() if k != "_target_"]
+        content = choice("stabilizer", name)
+        others = [other for other in content.pop("defaults", []) if other != "_self_"]  # a preset is made of others
+        if others:
+            lines += ["", f"stabilizer=[{name}] ({' and '.join(others)}):"]
+        for part, entry in content.items():
+            if not others:
+                lines += ["", f"stabilizer=[{name}] ({entry['_target_']}):"]
+            lines += [f"  stabilizer.{part}.{k}={str(v)}" for k, v in entry.items() if k != "_target_"]
     return "\n".join(lines)

@@ -35,7 +35,7 @@ from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
 from rlkit.faults import no_such_key
-from rlkit.keepers.keep_best import KeepBest
+from rlkit.keepers import keep_best
 from rlkit.keepers.keeper import Keeper
 from rlkit.link import Chain, Link
 from rlkit.loop import Learner, UpdateSettings
@@ -49,7 +49,6 @@ from rlkit.streams import Purpose, Streams
 EVALUATION_LANES = 4096  # native evaluation environments at once, all members together
 FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an object or a process
 NO_CLIP = 1e9  # a clip range that no ratio reaches; finite, since an infinite one times a zero advantage is nan
-BEST = "checkpoint.best"  # the name of its keeper, which no stabiliser can have
 DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
 
 
@@ -212,7 +211,6 @@ def build_learner(config: Config) -> Learner:
             "members": config.members,
             "num_envs": config.num_envs,
             "total_steps": config.total_steps,
-            "gamma": algo.gamma,
             "actions": actions,
             "num_epochs": algo.num_epochs,
             "num_minibatches": algo.num_minibatches,
@@ -221,11 +219,13 @@ def build_learner(config: Config) -> Learner:
             "episode_limit": limit,  # steps, or None
         }
         pieces = {name: _stabilizer(name, dict(entry), context) for name, entry in config.stabilizer.items()}
-        keepers = {name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)}
+        keepers: dict[str, Keeper] = {name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)}
         if keepers and not config.eval.every:
             raise ValueError(
                 f"eval.every is 0; with stabilizer={[*keepers][0]}, which judges evaluations, it must be >= 1"
             )
+        if config.checkpoint.best and config.eval.every:
+            keepers[keep_best.NAME] = keep_best.KeepBest(config.members)
         chain = _chain(config, recipe, schedules, pieces)
         optimizer = Adam(policy, betas=(algo.adam_betas[0], algo.adam_betas[1]), max_grad_norm=algo.max_grad_norm)
         horizon = algo.num_steps if isinstance(algo, PPOConfig) else limit
@@ -263,10 +263,7 @@ def build_learner(config: Config) -> Learner:
         streams=streams,
         total_steps=config.total_steps,
         sync_every=algo.sync_every,
-        keepers={
-            **keepers,
-            **({BEST: KeepBest(config.members)} if config.checkpoint.best and config.eval.every else {}),
-        },
+        keepers=keepers,
         phases={name: piece for name, piece in pieces.items() if isinstance(piece, Phase)},
     )
 

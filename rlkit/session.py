@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlkit.diagnose import Diagnosis
 from rlkit.files import write_text
-from rlkit.keepers import checkpoint
+from rlkit.keepers import checkpoint, keep_best
 from rlkit.keepers.keeper import Event
 from rlkit.loop import Learner
 from rlkit.policy import Policy
@@ -218,7 +218,7 @@ class Session:
     def _save(self) -> None:
         state = self.learner.state_dict()
         checkpoint.save(self.folder / "checkpoint.pt", {"learner": state})
-        best = state["keepers"].get("checkpoint.best", {}).get("state")
+        best = state["keepers"].get(keep_best.NAME, {}).get("state")
         if best:
             checkpoint.save(self.folder / "best.pt", {"learner": {"policy": best["policy"]}})
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rlkit.keepers.keeper import Best, Event, Keeper, State
 
+NAME = "checkpoint.best"  # of this keeper in a learner: that of its key, which no stabiliser can have
+
 
 class KeepBest(Keeper):
     """Keeps the policy of each member's best evaluation during training; changes nothing."""

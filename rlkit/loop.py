@@ -124,7 +124,7 @@ class Learner:
         state = copied({name: x for name, x in self.state_dict().items() if name != "keepers"})  # those they have
         moved, events = torch.zeros(self.members, dtype=torch.bool), []
         for keeper in self.keepers.values():
-            some, told = keeper.judge(state, returns.float(), self.metrics)
+            some, told = keeper.judge(state, returns.float(), self.metrics, ~self.running)
             moved |= some
             events += told
         if events:

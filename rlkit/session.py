@@ -135,6 +135,7 @@ class Session:
         self.peak = torch.full((members,), -torch.inf)
         self._diverged: set[int] = set()  # members that were told of
         self.train_seconds = 0.0
+        self._evaluated = 0  # `elapsed` at the last evaluation
         self.elapsed = 0  # steps of the member that made most, summed over iterations: what `every` counts
 
     def run(self) -> dict[str, Any]:
@@ -154,6 +155,8 @@ class Session:
         clocks = [Clock(every) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
         while bool(self.learner.running.any()) and not stop():
             self._advance(*clocks)
+        if self.eval_every and not stop() and self._evaluated < self.elapsed:
+            self._evaluate()  # keepers see each member at its end
 
     def _advance(self, log: Clock, evaluation: Clock, saving: Clock) -> None:
         """One iteration and what is due after it."""
@@ -171,22 +174,29 @@ class Session:
             self._log(scalars, {name: x.numpy() for name, x in learner.histograms.items()})
         self.logger.progress(learner.env_steps.numpy(), scalars)
         if evaluation.due(self.elapsed):
-            self._evaluate()
+            returns = self._evaluate()
+            if self.on_evaluation is not None:
+                self.on_evaluation(Evaluation(self.elapsed, returns))
         if saving.due(self.elapsed):
             self._save()
         for member in learner.diverged.nonzero().flatten().tolist():
             self._note_divergence(member)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> Tensor:
+        """Evaluate, and let keepers see it; return the mean returns [M]."""
         learner = self.learner
         returns = self.evaluator(learner.policy, self.eval_episodes).mean(1)
+        self._evaluated = self.elapsed
         self.peak = torch.maximum(self.peak, returns.float())
         self._log({"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
-        if self.on_evaluation is not None:
-            self.on_evaluation(Evaluation(self.elapsed, returns))
         self._tell(learner.judge(returns))
+        self._note_solved(returns)
+        return returns
+
+    def _note_solved(self, returns: Tensor) -> None:
         if self.threshold is None:
             return
+        learner = self.learner
         for m, (ret, steps) in enumerate(zip(returns.tolist(), learner.env_steps.tolist(), strict=True)):
             since = self._above_since[m]
             if not ret >= self.threshold:  # nan is below

@@ -73,6 +73,21 @@ def test_rollbacks_are_counted_and_end():
     torch.testing.assert_close(learner.schedules["learning_rate"].scale, torch.tensor([0.01]))
 
 
+@pytest.mark.parametrize(("end_at_best", "back"), [("true", [True, False, True]), ("false", [False] * 3)])
+def test_a_member_that_ends_below_its_best_can_get_it_back_without_a_second_fall(end_at_best, back):
+    overrides = ("members=3", "total_steps=96", f"stabilizer.rollback.end_at_best={end_at_best}")  # 3 iterations
+    learner = small_learner("ppo", *ROLLBACK, *overrides)
+    judged(learner, [10.0, 10.0, 10.0], [50.0, 50.0, 50.0])
+    best = weights(learner).clone()
+    learner.iterate()
+    last = weights(learner).clone()
+    events = learner.judge(torch.tensor([49.0, 51.0, float("nan")]))
+    assert [member for member, _ in events] == [m for m in range(3) if back[m]]
+    assert torch.equal(weights(learner), torch.where(torch.tensor(back)[:, None], best, last))
+    assert learner.schedules["learning_rate"].scale.tolist() == [1.0, 1.0, 1.0]  # it learns no more
+    assert learner.judge(torch.tensor([50.0, 51.0, 50.0])) == []  # others may go on: it is told of once
+
+
 def test_a_return_that_is_not_a_number_is_never_the_best():
     learner = small_learner("ppo", *ROLLBACK)
     judged(learner, [10.0], [20.0])

@@ -653,7 +653,7 @@ def test_without_a_copy_nothing_is_kept():
 
 def test_a_member_that_a_keeper_moves_collects_with_what_it_was_moved_to():
     class Back(Keeper):
-        def judge(self, state, returns, metrics):
+        def judge(self, state, returns, metrics, ended):
             put(state, self.kept, torch.tensor([False, True]))
             return torch.tensor([False, True]), [(1, "went back")]
 

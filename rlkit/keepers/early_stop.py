@@ -29,7 +29,9 @@ class EarlyStop(Keeper):
         self.waited = torch.zeros(members, dtype=torch.int64)
         self.best = Best(members)
 
-    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+    def judge(
+        self, state: State, returns: Tensor, metrics: Mapping[str, Tensor], ended: Tensor
+    ) -> tuple[Tensor, list[Event]]:
         better = self.best.see(state["policy"], returns, self.min_gain)
         self.waited = torch.where(better, 0, self.waited + 1)
         stopped = (self.waited >= self.patience) & ~state["frozen"]

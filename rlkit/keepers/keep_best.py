@@ -19,7 +19,9 @@ class KeepBest(Keeper):
     def __init__(self, members: int) -> None:
         self.best = Best(members)
 
-    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+    def judge(
+        self, state: State, returns: Tensor, metrics: Mapping[str, Tensor], ended: Tensor
+    ) -> tuple[Tensor, list[Event]]:
         self.best.see({"policy": state["policy"]}, returns)
         return torch.zeros_like(returns, dtype=torch.bool), []
 

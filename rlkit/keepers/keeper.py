@@ -20,13 +20,16 @@ class Keeper:
 
     bounds: ClassVar[Mapping[str, dict[str, Any]]] = {}  # of the arguments, as in `rlkit.conf.schema.key`
 
-    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+    def judge(
+        self, state: State, returns: Tensor, metrics: Mapping[str, Tensor], ended: Tensor
+    ) -> tuple[Tensor, list[Event]]:
         """Judge an evaluation and change `state`, in place, where that is called for.
 
         Args:
             state: the learner's, which a keeper may write into, row by row.
             returns: mean return of each member's deterministic policy, [M].
             metrics: those of the last iteration, "area/name" -> [M].
+            ended: bool [M], the members that learn no more; each of them is judged at least once.
 
         Returns:
             moved: bool [M], the members whose weights are others now.

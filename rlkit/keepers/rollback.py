@@ -20,12 +20,16 @@ class Rollback(Keeper):
     at its best evaluation, its learning rate is multiplied by `factor` from then on, and its reference policies are
     what it got back. The others go on. Steps that were made count.
 
+    With `end_at_best` a member that has ended below its best gets it back in any case: then there is no second fall to
+    wait for. What it returns at the end is so the highest of its evaluations, chosen by them, and thus a little lucky.
+
     Args:
         patience: falls in a row.
         kl: KL to the old policy in the last iteration that calls for a rollback, nats; 0: any.
         drop: least distance below the best evaluation, as a share of what has been gained since the first one.
         factor: of the learning rate, at each rollback.
-        most: rollbacks of a member.
+        most: rollbacks of a member while it learns.
+        end_at_best: whether a member that ends below its best evaluation gets that state back.
     """
 
     bounds: ClassVar = {
@@ -37,37 +41,52 @@ class Rollback(Keeper):
     }
 
     def __init__(
-        self, members: int, patience: int = 2, kl: float = 0.0, drop: float = 0.1, factor: float = 0.5, most: int = 3
+        self,
+        members: int,
+        patience: int = 2,
+        kl: float = 0.0,
+        drop: float = 0.1,
+        factor: float = 0.5,
+        most: int = 3,
+        end_at_best: bool = False,
     ) -> None:
         self.patience, self.kl, self.drop, self.factor, self.most = patience, kl, drop, factor, most
+        self.end_at_best = end_at_best
         self.first, self.last = torch.full((2, members), torch.nan)
         self.falls, self.made = torch.zeros(2, members, dtype=torch.int64)
         self.best = Best(members)
 
-    def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
+    def judge(
+        self, state: State, returns: Tensor, metrics: Mapping[str, Tensor], ended: Tensor
+    ) -> tuple[Tensor, list[Event]]:
         self.first = torch.where(self.first.isnan(), returns, self.first)
         self.best.see({name: state[name] for name in RESTORED}, returns)
         best = self.best.returns
         self.falls = torch.where(returns < self.last, self.falls + 1, 0)
         fallen = (self.falls >= self.patience) & (best - returns > self.drop * (best - self.first))
         fast = ~(metrics["kl/old"] <= self.kl) if "kl/old" in metrics else torch.ones_like(fallen)
-        moved = fallen & fast & (self.made < self.most) & ~state["frozen"]
+        back = fallen & fast & (self.made < self.most) & ~ended
+        late = ended & ~state["frozen"] & ~(returns >= best) & self.end_at_best
         for name in RESTORED:
-            put(state[name], self.best.state[name], moved)
+            put(state[name], self.best.state[name], back | late)
         scale = state["schedules"]["learning_rate"]["scale"]
-        scale[moved] *= self.factor
-        self.made += moved
-        self.falls[moved] = 0
-        self.last = torch.where(moved, best, returns)
+        scale[back] *= self.factor
+        self.made += back
+        self.falls[back] = 0
+        self.last = torch.where(back | late, best, returns)
         events = [
             (
                 m,
                 f"rolled back from {float(returns[m]):.1f} to its best state, of {float(best[m]):.1f} "
                 f"({int(self.made[m])} of {self.most}); its learning rate is {float(scale[m]):g} times what it was",
             )
-            for m in moved.nonzero().flatten().tolist()
+            for m in back.nonzero().flatten().tolist()
         ]
-        return moved, events
+        events += [
+            (m, f"ends with its best state, of {float(best[m]):.1f}, and not with its last, of {float(returns[m]):.1f}")
+            for m in late.nonzero().flatten().tolist()
+        ]
+        return back | late, events
 
     def state_dict(self) -> dict[str, Any]:
         counts = {name: getattr(self, name) for name in ("first", "last", "falls", "made")}

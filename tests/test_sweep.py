@@ -55,6 +55,36 @@ class Corridor(gym.Env):
 gym.register("Corridor-v0", Corridor, max_episode_steps=20)
 """
 
+# A Slurm of one machine: `sbatch` reads the size of the array from the script's own lines, starts every task with the
+# variables that Slurm gives it and tells the array's number; `srun` runs what follows its options; `sacct` knows all.
+SLURM = {
+    "sbatch": """
+import os, re, subprocess, sys
+script = open(sys.argv[1]).read()
+first, last = map(int, re.search(r"#SBATCH --array=([0-9]+)-([0-9]+)", script).groups())
+for task in range(first, last + 1):
+    given = {"SLURM_JOB_ID": 7, "SLURM_ARRAY_JOB_ID": 7, "SLURM_ARRAY_TASK_ID": task, "SLURM_NTASKS": 1}
+    given |= {"SLURM_ARRAY_TASK_COUNT": last + 1, "SLURM_JOB_NUM_NODES": 1, "SLURM_JOB_NODELIST": "here"}
+    given |= {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0}
+    env = os.environ | {name: str(value) for name, value in given.items()}
+    subprocess.Popen(["bash", sys.argv[1]], env=env, **dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.DEVNULL))
+print("Submitted batch job 7")
+""",
+    "srun": """
+import os, sys
+line = sys.argv[1:]
+output = line[line.index("--output") + 1].replace("%A", "7").replace("%a", os.environ["SLURM_ARRAY_TASK_ID"])
+os.dup2(os.open(output.replace("%t", "0"), os.O_WRONLY | os.O_CREAT), 1)
+start = next(k for k, word in enumerate(line) if "python" in os.path.basename(word))
+os.execvp(line[start], line[start:])
+""",
+    "sacct": """
+print("JobID|State|NodeList")
+print("7_0|RUNNING|here")
+print("7_1|RUNNING|here")
+""",
+}
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -222,4 +252,21 @@ def test_submitit_trains_two_jobs(here):
     assert [row["status"] for row in rows] == ["ok", "ok"]
     assert "2 of 2 jobs ok" in out
     assert not any(torch.equal(*pair) for pair in zip(*(policy(folder / row["folder"]) for row in rows), strict=True))
+    assert_same_alone(folder, rows[1])
+
+
+@pytest.mark.slow
+def test_slurm_trains_two_jobs(here, monkeypatch):
+    for name, text in SLURM.items():
+        (here / "bin").mkdir(exist_ok=True)
+        (here / "bin" / name).write_text(f"#!{sys.executable}{text}")
+        (here / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    status, out, err = command("-m", *GRPO, "seed=0,1", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu")
+    [folder] = Path("runs", "sweeps").iterdir()
+    rows = table(folder)
+    assert (status, err) == (0, "")
+    assert [row["status"] for row in rows] == ["ok", "ok"]
+    script, *_ = (folder / ".submitit").rglob("*submission*.sh")
+    assert "#SBATCH --partition=cpu" in script.read_text()
     assert_same_alone(folder, rows[1])

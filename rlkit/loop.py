@@ -121,7 +121,9 @@ class Learner:
         """Let the keepers see an evaluation, mean returns [M]; return what they have to tell."""
         if not self.keepers:
             return []
-        state = copied({name: x for name, x in self.state_dict().items() if name != "keepers"})  # those they have
+        state = {name: x for name, x in self.state_dict().items() if name != "keepers"}  # those they have
+        if any(keeper.moves for keeper in self.keepers.values()):
+            state = copied(state)
         moved, events = torch.zeros(self.members, dtype=torch.bool), []
         for keeper in self.keepers.values():
             some, told = keeper.judge(state, returns.float(), self.metrics)
@@ -263,9 +265,10 @@ class Learner:
             schedule.load_state_dict(state["schedules"][name])
         self.collector.load_state_dict(state["collector"])
         for name, keeper in self.keepers.items():
-            keeper.load_state_dict(state["keepers"][name])
+            if name in state["keepers"]:  # else it is one that was switched on since
+                keeper.load_state_dict(state["keepers"][name])
         self.frozen = state["frozen"].clone()
-        self.iteration = int(state["iteration"][0])
+        self.iteration = int(state["iteration"].max())  # in a team those that have stopped are behind
         self.metrics = dict(state["metrics"])
         self.recent = [deque(recent, maxlen=RECENT) for recent in state["recent"]]
 

@@ -19,6 +19,7 @@ class Keeper:
     """
 
     bounds: ClassVar[Mapping[str, dict[str, Any]]] = {}  # of the arguments, as in `rlkit.conf.schema.key`
+    moves: ClassVar[bool] = True  # False: it never changes a state, which then is not copied for it
 
     def judge(self, state: State, returns: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, list[Event]]:
         """Judge an evaluation and change `state`, in place, where that is called for.

@@ -175,16 +175,12 @@ def restore(prepared: Prepared, resumed: Resumed, folder: Path) -> None:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"the checkpoint in {folder} does not fit its configuration: {reason}") from error
     if prepared.processes != state["about"]["processes"]:
-        resumed.notes.append(
-            f"{prepared.processes} processes, {state['about']['processes']} before: equal up to rounding"
-        )
+        resumed.notes.append(f"processes={prepared.processes}, not {state['about']['processes']}: equal up to rounding")
     made = int(learner.env_steps.max())
     if not bool(learner.running.any()) and (folder / "summary.json").exists():
         enough = made >= config.total_steps
         why = f"{made:,} of {config.total_steps:,} steps" if enough else "no member would learn any more"
         remedy = "; to go on give a larger total_steps" if enough else ""
         raise ConfigError(f"the run in {folder} is finished: {why}{remedy}")
-    if config.stop_at is not None and config.stop_at <= elapsed:
-        raise ConfigError(
-            f"stop_at is {config.stop_at}, but the run has made {elapsed:,} steps; it must be more, or left out"
-        )
+    if config.stop_at is not None and config.stop_at <= made:
+        raise ConfigError(f"stop_at is {config.stop_at}, but {made:,} steps are made; it must be more, or left out")

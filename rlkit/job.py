@@ -127,7 +127,7 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
         total_steps=config.total_steps,
         title=f"{config.env.name} {config.algo.name}",
         show=show,
-        resumed=resumed and resumed.state.get("log", {}),
+        resumed=None if resumed is None else resumed.state.get("log", {}),
     )
     try:
         session = Session(

@@ -87,7 +87,8 @@ class Interrupt:
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self.requested: KeyboardInterrupt | None = None  # what ends the run
+        self.requested = False
+        self.cause: KeyboardInterrupt | None = None  # what a run that ended so is to raise
         self._tell = tell
         self._before: dict[int, Any] = {}  # signal -> its handler
 
@@ -104,9 +105,9 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         ended = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-        if self.requested is not None:
+        if self.requested:
             raise ended
-        self.requested = ended
+        self.requested, self.cause = True, ended
         name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
         self._tell(
             f"{name}: this iteration is finished, then the run is saved and evaluated; once more ends it at once"
@@ -164,8 +165,8 @@ class Session:
     def run(self) -> dict[str, Any]:
         """Train to the end, or to the first Ctrl-C, and return the summary, which also lies in `summary.json`."""
         with Interrupt(self.logger.message) as interrupt:
-            self.train(lambda: interrupt.requested is not None)
-            self.ended_by = interrupt.requested
+            self.train(lambda: interrupt.requested)
+            self.ended_by = interrupt.cause
             self._save()
             summary = {**self.about, **self._summary()}
         summary["wall_seconds"] = round(time.perf_counter() - self._began, 3)

@@ -47,6 +47,7 @@ class EvalConfig:
 @dataclass
 class CheckpointConfig:
     every: int = key(50_000, "steps of one member between checkpoints; 0: only at the end", ge=0)
+    keep: int = key(1, "checkpoints kept: checkpoint.pt, and the last before it as checkpoint_<steps>.pt", ge=1)
     best: bool = key(True, "also keep best.pt: the policy of each member's best evaluation during training")
 
 
@@ -192,6 +193,9 @@ class Config:
         None, "processes that the members are shared out to; null: one for each core, of four members or more", ge=1
     )
     device: str = key("cpu", "where networks live", choices=("cpu",))
+    stop_at: int | None = key(
+        None, "end here and save, schedules still being those of total_steps; resume= goes on; null: no", ge=1
+    )
     stop_when_solved: bool = key(False, "freeze a member that held the reward threshold for two evaluations")
     eval: EvalConfig = key(EvalConfig, "evaluation during training")
     checkpoint: CheckpointConfig = key(CheckpointConfig, "checkpoints")

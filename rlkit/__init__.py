@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlkit.comparison import Row
     from rlkit.evaluate import Agent
-    from rlkit.train import Run
+    from rlkit.job import Run
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "compare", "load", "run"]

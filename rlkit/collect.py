@@ -16,6 +16,7 @@ from torch import Tensor
 from rlkit.buffer import Rollout, gather_rows, valid_rows
 from rlkit.envs import MaskedVectorEnv
 from rlkit.exploration import Exploration
+from rlkit.faults import Fault
 from rlkit.policy import Policy
 from rlkit.streams import Purpose, Streams
 
@@ -28,7 +29,7 @@ class ActionMap(Protocol):
     def legal(self, raw: np.ndarray, squash: bool = False) -> np.ndarray: ...
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(Fault):
     """An environment gave a reward or an observation that is not a number, or infinite.
 
     Args:
@@ -193,10 +194,15 @@ class Windows(Collector):
     ) -> None:
         super().__init__(envs, actions, streams, exploration)
         self.num_steps = num_steps
-        seeds = streams.integers(Purpose.START, 0, self.num_envs)
-        self.obs, _ = envs.reset(seed=seeds.flatten().tolist())
+        self._reset(0)
         self.running_return = np.zeros(envs.num_envs)
         self.running_length = np.zeros(envs.num_envs, dtype=np.int64)
+
+    def _reset(self, index: int) -> None:
+        """Begin episodes in all environments, from the start states that this index of their streams gives."""
+        seeds = self.streams.integers(Purpose.START, index, self.num_envs)
+        self.obs, _ = self.envs.reset(seed=seeds.flatten().tolist())
+        self._new = True  # these environments have not been stepped
 
     @torch.no_grad()
     def collect(self, policy: Policy, iteration: int, running: Tensor) -> Rollout:
@@ -211,8 +217,11 @@ class Windows(Collector):
         steps["valid"][:] = mask = np.repeat(running.numpy(), self.num_envs)
         everyone = None if mask.all() else mask
         act = self.actor(policy, iteration)
-        if iteration == 0:
+        if self._new:
+            if iteration:  # of a resumed run, whose environments cannot be restored: it repeats no start states
+                self._reset(iteration)
             self.restart(np.ones(lanes, bool))
+            self._new = False
         obs, final_obs = steps["obs"], steps["final_obs"]
         rewards, terminations, truncations = steps["reward"], steps["terminated"], steps["truncated"]
         for t in range(time):
@@ -256,7 +265,8 @@ class Windows(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if "envs" not in state:
-            return  # foreign environments cannot be restored: they stay as freshly reset
+            return  # foreign environments cannot be restored: new ones begin episodes
+        self._new = not bool(self.env_steps.any())
         lanes = {name: x.flatten(0, 1).numpy() for name, x in state["envs"].items()}
         self.obs = self.envs.set_state(lanes)  # type: ignore[attr-defined]
         self.running_return = state["running_return"].flatten().numpy().copy()

@@ -60,6 +60,19 @@ class Diagnosis:
                 lines.append(line(finding, new))
         return lines
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen and told of so far."""
+        import torch  # which a diagnosis of files does without
+
+        told = {name: torch.from_numpy(members) for name, members in self._told.items()}
+        return {"series": self.series.state_dict(), "told": told, "entries": self._entries}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.series.load_state_dict(state["series"])
+        self._told = {name: members.numpy().copy() for name, members in state["told"].items()}
+        self._entries = state["entries"]
+
     def lines(self, diverged: np.ndarray) -> dict[str, str]:
         """What holds now, by rule; `diverged` [M] are members given up, which the session has told of by itself."""
         self.series.diverged = diverged

@@ -139,7 +139,7 @@ def load(path: str | Path, member: int | str = "best", checkpoint: str = "last")
         raise FileNotFoundError(f"there is no run at {folder}: {folder / '.hydra' / 'config.yaml'} does not exist")
     config = to_config(OmegaConf.load(folder / ".hydra" / "config.yaml"))  # type: ignore[arg-type]
     file, column = CHECKPOINTS[checkpoint]
-    state = load_state(folder / file)
+    state = load_state(folder / file, env=config.env.id, algo=config.algo.name)
     policy, actions = build_policy(config)
     env = gymnasium.make(config.env.id, **config.env.kwargs)
     space = env.observation_space

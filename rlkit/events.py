@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -14,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.files import append, writing
+
+EVENT_FILE = "events.out.tfevents"
 HISTOGRAM_BINS = 30
 
 # The health page: title of a chart -> regular expressions, each matched against a whole tag. Three charts make a row.
@@ -46,14 +50,20 @@ class Board:
 
     A log entry is one event with many values: one call for each value would cost ten times as much. A file is
     appended and closed again, so any number of members needs no thread and no open file.
+
+    Args:
+        starts: of a run that is resumed, folder -> the first step that is not yet in its files: a TensorBoard that is
+            open forgets what it has read of later ones.
     """
 
-    def __init__(self) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+    def __init__(self, starts: Mapping[Path, int] | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._Event, self._Summary, self._RecordWriter = Event, Summary, RecordWriter
+        self._restart = SessionLog(status=SessionLog.START)
+        self._starts = dict(starts or {})
         self._paths: dict[Path, Path] = {}  # folder -> its event file
 
     def write(
@@ -140,15 +150,26 @@ class Board:
         self.write(folder, step, metrics.items())
 
     def _append(self, folder: Path, step: int, summary: Any, when: float | None = None) -> None:
-        events = [self._Event(wall_time=time.time() if when is None else when, step=step, summary=summary)]
+        now = time.time() if when is None else when
+        events = [self._Event(wall_time=now, step=step, summary=summary)]
         if folder not in self._paths:
-            folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}.{next(_serial)}"
-            self._paths[folder] = folder / name
-            events.insert(0, self._Event(wall_time=events[0].wall_time, file_version="brain.Event:2"))
-        with self._paths[folder].open("ab") as file:
-            for event in events:
-                self._RecordWriter(file).write(event.SerializeToString())
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._paths[folder] = folder / _new_name(folder)
+            if folder in self._starts:
+                events.insert(0, self._Event(wall_time=now, step=self._starts[folder], session_log=self._restart))
+            events.insert(0, self._Event(wall_time=now, file_version="brain.Event:2"))
+        records = io.BytesIO()
+        for event in events:
+            self._RecordWriter(records).write(event.SerializeToString())
+        append(self._paths[folder], records.getvalue())
+
+
+def _new_name(folder: Path) -> str:
+    """A name for an event file after those of the folder: TensorBoard reads them in the order of their names."""
+    found = (re.match(rf"{EVENT_FILE}\.(\d+)\.", path.name) for path in folder.glob(f"{EVENT_FILE}.*"))
+    moment = max([round(time.time()), *(int(match[1]) + 1 for match in found if match)])
+    return f"{EVENT_FILE}.{moment}.{platform.node()}.{os.getpid()}.{next(_serial)}"
 
 
 def charts(tags: Iterable[str]) -> list[str]:

@@ -8,6 +8,11 @@ from difflib import get_close_matches
 
 from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice, keys, options, type_in_words
 
+
+class Fault(RuntimeError):
+    """What ends a run whose configuration was sound; the message is one sentence, which needs no stack trace."""
+
+
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
 OPEN = {"env.kwargs": "the environment's constructor", "algo.advantage_args": "the estimator"}  # keys of one's own
 # fmt: off
@@ -61,7 +66,7 @@ def sentence(error: Exception) -> str:
     wrong = re.match(r"Error merging override (\S+?)=(.*)", text)
     full_key = re.search(r"full_key: ([\w.]+)", cause)
     if wrong and full_key:
-        return _wrong_type(full_key[1], wrong[2])
+        return wrong_type(full_key[1], wrong[2])
     subject = text.split("\n")[0].replace("Error merging override ", "")
     reason = cause.split("\n")[0]
     return subject if reason in subject else f"{subject}: {reason}"
@@ -103,7 +108,8 @@ def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:
     return f"; did you mean {folded[near[0]]}?" if near else ""
 
 
-def _wrong_type(name: str, value: str) -> str:
+def wrong_type(name: str, value: str) -> str:
+    """Say that the value of a key is of another type than it must be."""
     known = _known()
     if name in known:
         return f"{name} is {value}; it must be {known[name][1]}"

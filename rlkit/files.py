@@ -1,21 +1,116 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, folders that one process holds, and a sentence where a disk refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from rlkit.conf.schema import ConfigError
+from rlkit.faults import Fault
+
+try:
+    import fcntl
+except ImportError:  # Windows, where folders are not locked
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+
+
+class WriteError(Fault):
+    """The disk is full, the folder read-only or the like."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of a file that cannot be written into a `WriteError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; it takes the place of `path` where the block ends without an error."""
+    """Give a path beside `path` to write to; it takes the place of `path` where the block ends without an error.
+
+    Raises:
+        WriteError: the block or the replacement met an OSError; nothing is left beside `path`.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    temporary.replace(path)
+    try:
+        with writing(path):
+            yield temporary
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text whole or not at all: a reader, or a crash, finds the old file or the new one."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add bytes to the end of a file, all of them or, where the disk refuses, none.
+
+    Raises:
+        WriteError: it does.
+    """
+    with writing(path), path.open("ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:]) or 0
+        except OSError:
+            with suppress(OSError):  # a pipe or a device has no size
+                os.ftruncate(file.fileno(), size)
+            raise
+
+
+def sizes(folder: Path, patterns: Sequence[str]) -> dict[str, int]:
+    """Bytes of each file of a folder that matches a pattern, by its path in the folder."""
+    found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+
+
+def rewind(folder: Path, patterns: Sequence[str], before: Mapping[str, int]) -> None:
+    """Take files that were only added to back to the `sizes` they had; those that are newer go.
+
+    Raises:
+        WriteError: one cannot be changed.
+    """
+    for name, size in sizes(folder, patterns).items():
+        path = folder / name
+        with writing(path):
+            if name not in before:
+                path.unlink()
+            elif size > before[name]:
+                os.truncate(path, before[name])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder: no other process may train in it meanwhile. The lock ends with the process, however that ends.
+
+    It is a record lock, which a forked process does not inherit; a file system that has none is not locked.
+
+    Raises:
+        ConfigError: another process holds the folder.
+        WriteError: it cannot be written to.
+    """
+    with writing(folder):
+        file = (folder / LOCK).open("ab")
+    with file:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ConfigError(f"{folder} is the folder of a run that another process is training") from None
+        yield

@@ -99,6 +99,11 @@ class Learner:
         collector = self.collector
         return collector.num_steps * collector.num_envs if isinstance(collector, Windows) else math.inf
 
+    @property
+    def judged(self) -> bool:
+        """Whether there are keepers that evaluations may lead to change members."""
+        return any(keeper.moves for keeper in self.keepers.values())
+
     def freeze(self, member: int) -> None:
         """Let a member learn no more."""
         self.frozen[member] = True
@@ -121,7 +126,9 @@ class Learner:
         """Let the keepers see an evaluation, mean returns [M]; return what they have to tell."""
         if not self.keepers:
             return []
-        state = copied({name: x for name, x in self.state_dict().items() if name != "keepers"})  # those they have
+        state = {name: x for name, x in self.state_dict().items() if name != "keepers"}  # those they have
+        if self.judged:
+            state = copied(state)
         moved, events = torch.zeros(self.members, dtype=torch.bool), []
         for keeper in self.keepers.values():
             some, told = keeper.judge(state, returns.float(), self.metrics, ~self.running)
@@ -263,9 +270,10 @@ class Learner:
             schedule.load_state_dict(state["schedules"][name])
         self.collector.load_state_dict(state["collector"])
         for name, keeper in self.keepers.items():
-            keeper.load_state_dict(state["keepers"][name])
+            if name in state["keepers"]:  # else it is one that was switched on since
+                keeper.load_state_dict(state["keepers"][name])
         self.frozen = state["frozen"].clone()
-        self.iteration = int(state["iteration"][0])
+        self.iteration = int(state["iteration"].max())  # in a team those that have stopped are behind
         self.metrics = dict(state["metrics"])
         self.recent = [deque(recent, maxlen=RECENT) for recent in state["recent"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import time
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from rlkit.console import make_console
-from rlkit.events import Board, charts
+from rlkit.events import EVENT_FILE, Board, charts
+from rlkit.files import append, rewind, sizes, write_text, writing
 from rlkit.interquartile import interquartile_mean
 
 __all__ = ["Logger", "MetricsFile", "interquartile_mean"]
@@ -30,6 +32,8 @@ class Logger:
 
     Args:
         folder: the run directory; it is made if need be. A `metrics.csv` in it is continued.
+        resumed: the `state_dict` that a checkpoint holds: entries after it are taken out of the folder, and the log
+            goes on as if they had never been; {} takes out all, None nothing.
         members: number of members, M.
         total_steps: environment steps planned for each member.
         title: what is trained, for the console.
@@ -39,16 +43,29 @@ class Logger:
         ValueError: `show` is none of these, or the folder's `metrics.csv` has another number of members.
     """
 
-    def __init__(self, folder: Path, *, members: int, total_steps: int, title: str, show: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        members: int,
+        total_steps: int,
+        title: str,
+        show: str = "auto",
+        resumed: Mapping[str, Any] | None = None,
+    ) -> None:
         self.members = members
         self._folder = Path(folder)
         self._names = [f"member_{m:0{max(2, len(str(members - 1)))}}" for m in range(members)]
         self._console = make_console(show, members, total_steps, title)
+        if resumed is not None:
+            rewind(self._folder, self._files(), resumed.get("files", {}))
+        before = resumed or {"steps": [0] * members, "tags": []}
         self._csv = MetricsFile(self._folder / "metrics.csv", self._names if members > 1 else [])
         self._board: Board | None = None
-        self._step = 0  # mean over members at the last log entry
-        self._tags: set[str] = set()  # logged so far
-        self._charts: list[str] = []  # of the health page as it stands
+        self._steps: list[int] = list(before["steps"])  # of each member at the last log entry
+        self._tags = set(before["tags"])  # logged so far
+        self._charts = charts(sorted(self._tags))  # of the health page as it stands
+        self._starts = dict(zip(self._folders(), [self._step, *self._steps], strict=False)) if resumed else {}
         self._waiting: list[tuple[float, str]] = []  # (time, text) of messages before the first log entry
 
     def log(
@@ -78,7 +95,7 @@ class Logger:
                 scalars = scalars | {f"{name}/nonfinite": np.full(self.members, 1.0 - good.mean())}
         values = self._matrix(scalars)  # [K, M]
         middle = interquartile_mean(values).astype(np.float32)  # [K]
-        self._step = round(float(steps.mean()))
+        self._steps = steps.tolist()
 
         self._arrange(scalars)
         self._open_board().write(self._folder, self._step, zip(scalars, middle.tolist(), strict=True), finite)
@@ -104,11 +121,29 @@ class Logger:
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self._open_board().write_hparams(self._folder / HPARAMS_FOLDER, self._step, hparams, finite)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the log stands: the sizes of its files, the steps of its last entry and the scalars it has."""
+        return {"files": sizes(self._folder, self._files()), "steps": self._steps, "tags": sorted(self._tags)}
+
     def close(self) -> None:
         """Write what still waits and give the terminal back as it was. A second call does nothing."""
         self._console.close()
         if self._waiting:
             self._open_board()
+
+    @property
+    def _step(self) -> int:
+        """Mean over members of the steps at the last log entry."""
+        return round(sum(self._steps) / self.members)
+
+    def _folders(self) -> list[Path]:
+        """Those that hold event files: the run's, and with several members theirs."""
+        return [self._folder, *(self._folder / name for name in self._names if self.members > 1)]
+
+    def _files(self) -> list[str]:
+        """Patterns of all files that only grow, and of those of a finished run."""
+        inside = [*self._names, HPARAMS_FOLDER]
+        return ["metrics.csv", f"{EVENT_FILE}.*", *(f"{name}/{EVENT_FILE}.*" for name in inside)]
 
     def _matrix(self, scalars: dict[str, np.ndarray]) -> np.ndarray:
         """The scalars as float32 [K, M]."""
@@ -138,9 +173,9 @@ class Logger:
 
     def _open_board(self) -> Board:
         if self._board is None:
-            self._board = Board()
+            self._board = Board({folder: step + 1 for folder, step in self._starts.items()})
             for when, text in self._waiting:
-                self._board.write_text(self._folder, 0, text, when)
+                self._board.write_text(self._folder, self._starts.get(self._folder, 0), text, when)
             self._waiting.clear()
         return self._board
 
@@ -166,14 +201,15 @@ class MetricsFile:
         self._path, self._columns = path, columns
         self._start = time.monotonic()
         header = ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         if whole and not whole.startswith(header):
             members = len(columns) or 1
             raise ValueError(f"{path} has other columns than a run of members={members}: use a new folder")
         if text != whole or not whole:
-            path.write_text(whole or header)
+            write_text(path, whole or header)
         last = whole.splitlines()[-1:]
         if last and last != [header.rstrip()]:
             self._start -= float(last[0].split(",")[1])
@@ -183,6 +219,7 @@ class MetricsFile:
         cells = np.column_stack([middle, values]) if self._columns else middle[:, None]
         texts = np.where(np.isnan(cells), "", cells.astype(str)).tolist()  # shortest text of the same float32
         seconds = f"{time.monotonic() - self._start:.3f}"
-        with self._path.open("a", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerows([step, seconds, name, *row] for name, row in zip(names, texts, strict=True))
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerows([step, seconds, name, *row] for name, row in zip(names, texts, strict=True))
+        append(self._path, text.getvalue().encode())

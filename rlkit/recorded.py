@@ -21,6 +21,8 @@ NEUTRAL = (
     "log.every",
     "checkpoint.every",
     "checkpoint.best",
+    "checkpoint.keep",
+    "stop_at",
 )  # settings that change nothing a seed learns
 Curve = tuple[np.ndarray, np.ndarray]  # steps [L], values [L, M]
 
@@ -146,8 +148,8 @@ def _read(folder: Path) -> tuple[str, Record | None]:
     missing = [name for name in NEEDED if name not in summary]
     if missing:
         return f"its summary.json has no {missing[0]}", None
-    if "interrupted" in summary["status"]:
-        return f"it was interrupted at {max(summary['env_steps']):,} steps", None
+    for unfinished in {"interrupted", "stopped"} & set(summary["status"]):
+        return f"it was {unfinished} at {max(summary['env_steps']):,} steps", None
     configuration = folder / ".hydra" / "config.yaml"
     if not configuration.exists():
         return "it has no .hydra/config.yaml, so its settings are not known", None

@@ -14,8 +14,8 @@ from rlkit.interquartile import interquartile_mean
 
 WIDTH = 80  # columns
 LONG_TABLE = 20  # more members than this are listed several to a line
-MARKS = {"finished": " ", "solved": "*", "diverged": "!", "interrupted": "~"}
-STYLES = {"solved": "green", "diverged": "red", "interrupted": "yellow"}
+MARKS = {"finished": " ", "solved": "*", "diverged": "!", "interrupted": "~", "stopped": "-"}
+STYLES = {"solved": "green", "diverged": "red", "interrupted": "yellow", "stopped": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Result:
     """What a member ended with."""
 
     eval_return: float  # mean over the episodes of the final evaluation
-    status: str  # finished, solved, diverged or interrupted
+    status: str  # finished, solved, diverged, interrupted or stopped
     steps: int  # environment steps executed
     solved_at: int | None  # steps when it first held the environment's threshold; None: never
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,17 @@ class Series:
             self._length[name] = length + 1
         for stale in ("returns", "evaluations"):
             self.__dict__.pop(stale, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scalars so far: name -> float64 [L, 1 + M]."""
+        import torch  # which a diagnosis of files does without
+
+        return {name: torch.from_numpy(self._table(name).copy()) for name in self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._rows = {name: rows.numpy().copy() for name, rows in state.items()}
+        self._length = {name: len(rows) for name, rows in self._rows.items()}
 
     def steps(self, name: str) -> np.ndarray:
         """The steps [L] of a scalar, the mean over members."""

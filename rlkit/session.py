@@ -38,6 +38,8 @@ class Log(Protocol):
 
     def message(self, text: str) -> None: ...
 
+    def state_dict(self) -> dict[str, Any]: ...
+
 
 class Evaluate(Protocol):
     """Plays episodes and returns their returns, [M, episodes] (`rlkit.evaluate.Evaluator`)."""
@@ -55,13 +57,14 @@ class Evaluation:
 
 @dataclass
 class Clock:
-    """Due each time the steps pass a multiple of `every`; never if `every` is 0."""
+    """Due each time the steps, which begin at `start`, pass a multiple of `every`; never if `every` is 0."""
 
     every: int
+    start: int = 0
     next: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.next = self.every
+        self.next = (self.start // self.every + 1) * self.every if self.every else 0
 
     def due(self, steps: int) -> bool:
         if not self.every or steps < self.next:
@@ -70,8 +73,14 @@ class Clock:
         return True
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which clusters end a job; it ends a run as Ctrl-C does."""
+
+
 class Interrupt:
-    """Turns the first Ctrl-C into a request to stop after this iteration; the second interrupts at once.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after this iteration; the second interrupts at once.
+
+    A program that has a handler for SIGTERM of its own keeps it.
 
     Args:
         tell: called with a line of text at the first one.
@@ -79,23 +88,30 @@ class Interrupt:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.requested = False
+        self.cause: KeyboardInterrupt | None = None  # what a run that ended so is to raise
         self._tell = tell
-        self._main = threading.current_thread() is threading.main_thread()
+        self._before: dict[int, Any] = {}  # signal -> its handler
 
     def __enter__(self) -> Interrupt:
-        if self._main:
-            self._before = signal.signal(signal.SIGINT, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._handle)
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._main:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        ended = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
         if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        self._tell("Ctrl-C: this iteration is finished, then the run is saved and evaluated; once more ends it at once")
+            raise ended
+        self.requested, self.cause = True, ended
+        name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
+        self._tell(
+            f"{name}: this iteration is finished, then the run is saved and evaluated; once more ends it at once"
+        )
 
 
 @dataclass
@@ -104,10 +120,13 @@ class Session:
 
     Args:
         folder: the run directory; `checkpoint.pt` and `summary.json` are written there.
-        eval_every, eval_episodes, checkpoint_every, log_every: in steps of one member; 0 switches off.
+        eval_every, checkpoint_every, log_every: in steps of one member; 0 switches off.
+        eval_episodes: of an evaluation during training.
         threshold: return at which the environment counts as solved, or None.
         stop_when_solved: freeze a member that held the threshold in two evaluations.
-        about: what the summary says of the run before its results.
+        stop_at: end the training, if not the run, once a member has made so many steps.
+        checkpoint_keep: checkpoints that are kept, the newest included.
+        about: what the run is, which the summary says before its results, and each checkpoint too.
         on_evaluation: called after each evaluation during training; what it raises ends the training.
         diagnosis: sees all that is logged; what it finds is told, and what holds at the end is in the summary.
     """
@@ -122,6 +141,8 @@ class Session:
     log_every: int
     threshold: float | None
     stop_when_solved: bool
+    stop_at: int | None = None
+    checkpoint_keep: int = 1
     about: dict[str, Any] = field(default_factory=dict)
     on_evaluation: Callable[[Evaluation], None] | None = None
     diagnosis: Diagnosis | None = None
@@ -137,26 +158,36 @@ class Session:
         self.train_seconds = 0.0
         self._evaluated = 0  # `elapsed` at the last evaluation
         self.elapsed = 0  # steps of the member that made most, summed over iterations: what `every` counts
+        self.ended_by: KeyboardInterrupt | None = None  # Ctrl-C or SIGTERM
+        self._saved: int | None = None  # `elapsed` of the newest checkpoint
+        self._resumed = False
+        self._began = time.perf_counter()
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or to the first Ctrl-C, and return the summary, which also lies in `summary.json`."""
-        began = time.perf_counter()
         with Interrupt(self.logger.message) as interrupt:
             self.train(lambda: interrupt.requested)
+            self.ended_by = interrupt.cause
             self._save()
-            summary = {**self.about, **self._summary(interrupted=interrupt.requested)}
-        summary["wall_seconds"] = round(time.perf_counter() - began, 3)
+            summary = {**self.about, **self._summary()}
+        summary["wall_seconds"] = round(time.perf_counter() - self._began, 3)
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Iterate until no member is running or `stop` says so, with what is due in between."""
-        self._tell(self.learner.begin())
-        clocks = [Clock(every) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
-        while bool(self.learner.running.any()) and not stop():
+        if not self._resumed:
+            self._tell(self.learner.begin())
+            if self.eval_every and self.learner.judged:
+                self._evaluate()  # what was gained is counted from here
+        clocks = [Clock(every, self.elapsed) for every in (self.log_every, self.eval_every, self.checkpoint_every)]
+        while bool(self.learner.running.any()) and not stop() and not self._far_enough():
             self._advance(*clocks)
-        if self.eval_every and not stop() and self._evaluated < self.elapsed:
+        if self.eval_every and self._evaluated < self.elapsed and not bool(self.learner.running.any()):
             self._evaluate()  # keepers see each member at its end
+
+    def _far_enough(self) -> bool:
+        return self.stop_at is not None and int(self.learner.env_steps.max()) >= self.stop_at
 
     def _advance(self, log: Clock, evaluation: Clock, saving: Clock) -> None:
         """One iteration and what is due after it."""
@@ -177,10 +208,10 @@ class Session:
             returns = self._evaluate()
             if self.on_evaluation is not None:
                 self.on_evaluation(Evaluation(self.elapsed, returns))
-        if saving.due(self.elapsed):
-            self._save()
         for member in learner.diverged.nonzero().flatten().tolist():
             self._note_divergence(member)
+        if saving.due(self.elapsed):  # last, so that what is told is told in the checkpoint too
+            self._save()
 
     def _evaluate(self) -> Tensor:
         """Evaluate, and let keepers see it; return the mean returns [M]."""
@@ -225,14 +256,49 @@ class Session:
             self._diverged.add(member)
             self.logger.message(f"member {member} diverged: its gradient was not finite three times in a row")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The books: what a session knows besides its learner and its log."""
+        return {
+            "elapsed": self.elapsed,
+            "evaluated": self._evaluated,
+            "train_seconds": self.train_seconds,
+            "wall_seconds": time.perf_counter() - self._began,
+            "peak": self.peak,
+            "solved_at": self.solved_at,
+            "above_since": self._above_since,
+            "diverged": sorted(self._diverged),
+            "diagnosis": None if self.diagnosis is None else self.diagnosis.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], newest: bool = True) -> None:
+        """Take over the books of the session that made a checkpoint; the learner has its state already.
+
+        Args:
+            newest: whether they are those of `checkpoint.pt`, and not of an older one.
+        """
+        self.elapsed, self.train_seconds = state["elapsed"], state["train_seconds"]
+        self._evaluated = state["evaluated"]
+        self._began = time.perf_counter() - state["wall_seconds"]
+        self.peak, self.solved_at = state["peak"].clone(), list(state["solved_at"])
+        self._above_since, self._diverged = list(state["above_since"]), set(state["diverged"])
+        if self.diagnosis is not None and state["diagnosis"] is not None:
+            self.diagnosis.load_state_dict(state["diagnosis"])
+        self._saved = self.elapsed if newest else None
+        self._resumed = True
+
     def _save(self) -> None:
+        """Write `checkpoint.pt` and, if there is one, `best.pt`."""
         state = self.learner.state_dict()
-        checkpoint.save(self.folder / "checkpoint.pt", {"learner": state})
+        if self._saved not in (None, self.elapsed):
+            checkpoint.put_by(self.folder, self._saved, self.checkpoint_keep)
+        books = {"session": self.state_dict(), "log": self.logger.state_dict()}
+        checkpoint.save(self.folder / checkpoint.NEWEST, {"about": self.about, "learner": state, **books})
+        self._saved = self.elapsed
         best = state["keepers"].get(keep_best.NAME, {}).get("state")
         if best:
-            checkpoint.save(self.folder / "best.pt", {"learner": {"policy": best["policy"]}})
+            checkpoint.save(self.folder / "best.pt", {"about": self.about, "learner": {"policy": best["policy"]}})
 
-    def _summary(self, interrupted: bool) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         learner = self.learner
         deterministic = self.evaluator(learner.policy, FINAL_EPISODES).mean(1)
         stochastic = self.evaluator(learner.policy, FINAL_EPISODES, stochastic=True).mean(1)
@@ -245,13 +311,15 @@ class Session:
             "eval_return_stochastic": stochastic.tolist(),
             "eval_peak": [None if p == -torch.inf else p for p in self.peak.tolist()],
             "solved_at_steps": self.solved_at,
-            "status": [self._status(m, interrupted) for m in range(learner.members)],
+            "status": [self._status(m) for m in range(learner.members)],
             **found,
         }
 
-    def _status(self, member: int, interrupted: bool) -> str:
+    def _status(self, member: int) -> str:
         if bool(self.learner.diverged[member]):
             return "diverged"
         if bool(self.learner.frozen[member]):
             return "solved"
-        return "interrupted" if interrupted and bool(self.learner.running[member]) else "finished"
+        if not bool(self.learner.running[member]):
+            return "finished"
+        return "stopped" if self.ended_by is None else "interrupted"

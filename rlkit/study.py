@@ -29,9 +29,9 @@ from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import ConfigError
 from rlkit.files import write_text
 from rlkit.interquartile import interquartile_mean
+from rlkit.job import machine, prepare
 from rlkit.search_space import Plan
 from rlkit.session import FINAL_EPISODES, Evaluation, Session
-from rlkit.train import machine, prepare
 
 Tell = Callable[[str], None]
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -85,6 +85,9 @@ class Progress:
 
     def message(self, text: str) -> None:
         pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
     def progress(self, steps: np.ndarray, scalars: dict[str, np.ndarray]) -> None:
         if time.monotonic() >= self._due:

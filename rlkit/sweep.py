@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rlkit.conf.schema import ConfigError
+from rlkit.faults import Fault
 from rlkit.files import write_text
 from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, literal
 
@@ -157,7 +158,7 @@ def _train(config: DictConfig, folder: Path, overrides: list[str]) -> None:
     """Train in a folder that must be new."""
     from omegaconf import OmegaConf
 
-    from rlkit.train import check_folder, execute, prepare
+    from rlkit.job import check_folder, execute, prepare
 
     try:
         check_folder(folder)
@@ -187,9 +188,7 @@ def _fault(error: BaseException, folder: Path) -> str:
     """Say in one line why a job failed; where that is not a user's mistake its folder gets the stack trace."""
     import traceback
 
-    from rlkit.collect import NonFiniteError
-
-    if isinstance(error, (ConfigError, NonFiniteError)):
+    if isinstance(error, (ConfigError, Fault)):
         return "; ".join(str(error).split("\n"))
     (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
     return f"{_one_line(error)} (the folder's traceback.txt says where)"

@@ -26,7 +26,8 @@ from torch import Tensor
 from rlkit.build import build_evaluator, build_learner
 from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import Config
-from rlkit.keepers.keeper import Event
+from rlkit.faults import Fault
+from rlkit.keepers.keeper import Event, copied
 from rlkit.policy import Policy
 
 MEMBERS_EACH = 4  # a process of its own pays from so many members on
@@ -62,6 +63,20 @@ def joined(trees: Sequence[Any]) -> Any:
     if isinstance(first, list):
         return [x for tree in trees for x in tree]
     return {name: joined([tree[name] for tree in trees]) for name in first}
+
+
+def some(tree: Any, members: range) -> Any:
+    """The part of a tree that belongs to some members: what `joined` puts side by side."""
+    if isinstance(tree, dict):
+        return {name: some(x, members) for name, x in tree.items()}
+    return tree[members.start : members.stop]
+
+
+def packed(state: dict[str, Any]) -> bytes:
+    """A state as bytes: tensors sent by themselves would be files in shared memory."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 class Team:
@@ -100,7 +115,7 @@ class Team:
             self._pipes.append(ours)
             self._processes.append(process)
         try:
-            (self.obs_size, self.rollout_steps), *_ = self._answers()
+            (self.obs_size, self.rollout_steps, self.judged), *_ = self._answers()
         except BaseException:
             self.close()
             raise
@@ -153,6 +168,13 @@ class Team:
             del state["metrics"]  # not of every part the same; they are here already
         return {**joined(states), "metrics": dict(self.metrics)}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, of this team or of a learner of all members."""
+        for pipe, process, part in zip(self._pipes, self._processes, self.parts, strict=True):
+            self._send(pipe, process, "load", packed(copied(some(state, part))))  # a slice is sent whole
+        self._note(self._answers())
+        self.metrics = dict(state["metrics"])
+
     def close(self) -> None:
         """End the processes; one that does not end by itself is killed."""
         for pipe in self._pipes:
@@ -202,9 +224,13 @@ def _answer(pipe: Connection) -> Any:
     return answer
 
 
-def _lost(process: BaseProcess) -> RuntimeError:
+class LostProcessError(Fault):
+    """A process of a team is gone: killed, for want of memory perhaps."""
+
+
+def _lost(process: BaseProcess) -> LostProcessError:
     process.join(PATIENCE)
-    return RuntimeError(f"the process of {process.name} ended unexpectedly, with status {process.exitcode}")
+    return LostProcessError(f"the process of {process.name} ended unexpectedly, with status {process.exitcode}")
 
 
 def _side_by_side(parts: Sequence[dict[str, np.ndarray]], members: Sequence[range]) -> dict[str, np.ndarray]:
@@ -259,9 +285,11 @@ class Worker:
         return returns
 
     def state(self) -> bytes:
-        buffer = io.BytesIO()
-        torch.save(self.learner.state_dict(), buffer)
-        return buffer.getvalue()
+        return packed(self.learner.state_dict())
+
+    def load(self, state: bytes) -> dict[str, np.ndarray]:
+        self.learner.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        return self.now()
 
     def close(self) -> None:
         self.learner.close()
@@ -289,14 +317,15 @@ def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Conne
         first: the number of its first member.
         inherited: pipes that a fork has copied and that are not ours.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the session decides what it means
+    for number in (signal.SIGINT, signal.SIGTERM):  # these reach every process; the session decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
     worker: Worker | None = None
     try:
         worker = Worker(config)
-        answer: Any = (worker.learner.obs_size, worker.learner.rollout_steps)
+        answer: Any = (worker.learner.obs_size, worker.learner.rollout_steps, worker.learner.judged)
         while True:
             pipe.send((None, answer))
             name, args = pipe.recv()

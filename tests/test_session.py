@@ -36,6 +36,9 @@ class Book:
     def message(self, text):
         self.messages.append(text)
 
+    def state_dict(self):
+        return {}
+
     def steps_of(self, name: str) -> list[list[int]]:
         return [steps.tolist() for steps, scalars in self.entries if name in scalars]
 

@@ -16,6 +16,8 @@ NAME = "checkpoint.best"  # of this keeper in a learner: that of its key, which 
 class KeepBest(Keeper):
     """Keeps the policy of each member's best evaluation during training; changes nothing."""
 
+    moves = False
+
     def __init__(self, members: int) -> None:
         self.best = Best(members)
 

@@ -15,10 +15,13 @@ State = dict[str, Any]  # what `rlkit.loop.Learner.state_dict` gives; every tens
 class Keeper:
     """Sees each evaluation, outside the update, and may change the learner's state: of some members, never of others.
 
+    If it may, the first evaluation is of the untrained policy.
+
     It acts on `learner.state_dict()` alone. The learner takes the state back if a keeper says it has changed.
     """
 
     bounds: ClassVar[Mapping[str, dict[str, Any]]] = {}  # of the arguments, as in `rlkit.conf.schema.key`
+    moves: ClassVar[bool] = True  # False: it never changes a state, which then is not copied for it
 
     def judge(
         self, state: State, returns: Tensor, metrics: Mapping[str, Tensor], ended: Tensor

@@ -26,7 +26,8 @@ class Rollback(Keeper):
     Args:
         patience: falls in a row.
         kl: KL to the old policy in the last iteration that calls for a rollback, nats; 0: any.
-        drop: least distance below the best evaluation, as a share of what has been gained since the first one.
+        drop: least distance below the best evaluation, as a share of what has been gained since the first one,
+            which is of the untrained policy.
         factor: of the learning rate, at each rollback.
         most: rollbacks of a member while it learns.
         end_at_best: whether a member that ends below its best evaluation gets that state back.

@@ -121,4 +121,4 @@ class RefKL(Controlled):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.reference.load_state_dict(state["reference"])
-        self.iteration = int(state["iteration"][0])
+        self.iteration = int(state["iteration"].max())

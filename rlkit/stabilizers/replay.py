@@ -185,6 +185,6 @@ class Replay(Link):
         return {"iteration": iteration, "priority": self.priority, "store": self.store.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.iteration = int(state["iteration"][0])
+        self.iteration = int(state["iteration"].max())
         self.priority = state["priority"].clone()
         self.store.load_state_dict(state["store"])

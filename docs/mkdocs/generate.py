@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import inspect
 import io
 import re
@@ -12,12 +11,12 @@ import tokenize
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from itertools import groupby
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
+from docstrings import api, arguments, body, found
 
 from rlkit import series, symptoms, train
 from rlkit.conf.schema import Config, ConfigError, allowed, options, pieces, sections, shown, type_in_words
@@ -41,13 +40,18 @@ def code(text: str, language: str) -> str:
 
 def keys() -> str:
     """Every key of conf/schema.py, a table for each part of the configuration."""
-    parts = []
+    tables: dict[tuple[str, str], list[tuple[str, ...]]] = {("", ""): []}  # the keys without a part come first
     for title, rows in sections():
-        for prefix, some in groupby(rows, key=lambda row: row[0].rpartition(".")[0]):
-            about = meaning(prefix) if prefix else "the run"
-            owner = "" if title == "Every algorithm" else f" with {title}"
-            parts.append(f"### {prefix + '.*' if prefix else 'Top level'}{owner}\n\n{about.capitalize()}.\n")
-            parts.append(table(("key", "default", "type and range", "meaning"), *map(row_of, some)) + "\n")
+        owner = "" if title == "Every algorithm" else f" with {title}"
+        for row in rows:
+            tables.setdefault((row[0].rpartition(".")[0], owner), []).append(row_of(row))
+    parts = []
+    for (prefix, owner), rows_of_part in tables.items():
+        heading, about = (
+            (f"{prefix}.*", meaning(prefix)) if prefix else ("The run", "what is trained, and for how long")
+        )
+        parts.append(f"### {heading}{owner}\n\n{about[0].upper()}{about[1:]}.\n")
+        parts.append(table(("key", "default", "type and range", "meaning"), *rows_of_part) + "\n")
     return "\n".join(parts)
 
 
@@ -147,6 +151,7 @@ def _finding(rule: symptoms.Rule) -> str:
         found = {name: rule(without_numbers(critic)) for name, critic in (("PPO", True), ("GRPO", False))}
     helps = {name: finding.knob for name, finding in found.items() if finding.knob}
     said = next(finding.sentence(0) for finding in found.values() if finding.knob)
+    said = re.sub(r"nan|^0|\b0(?= %)", "…", said)
     constants = commented(symptoms) | commented(series)
     levels = [f"- `{n} = {constants[n][0]:g}`: {constants[n][1]}" for n in _read(rule) if n in constants]
     remedy = "; ".join(dict.fromkeys(helps.values()))
@@ -155,9 +160,9 @@ def _finding(rule: symptoms.Rule) -> str:
     return "\n".join(
         [
             f"### {rule.__name__}\n",
-            f"> {re.sub(r'nan|^0', '…', said)}\n",
+            f"> {said}\n",
             f"{inspect.getdoc(rule)}\n",
-            "**What helps**: " + re.sub(r"[a-z_]+\.[a-z_.]+(=\S+?)?(?=[,; ]|$)|stabilizer=\S+\]", r"`\g<0>`", remedy) + ".\n",
+            f"**What helps**: {marked(remedy)}.\n",
             "**Thresholds**:\n" if levels else "",
             *levels,
         ]
@@ -166,6 +171,12 @@ def _finding(rule: symptoms.Rule) -> str:
 
 def _read(rule: Callable[..., Any]) -> list[str]:
     return list(dict.fromkeys(read_names(rule.__code__)))
+
+
+def marked(text: str) -> str:
+    """The text with its keys as code, values included."""
+    known = {row[0] for _, rows in sections() for row in rows}
+    return re.sub(r"([a-z_.]+)(=[\w.\[\]]+)?", lambda m: f"`{m[0]}`" if m[1] in known else m[0], text)
 
 
 def exits() -> str:
@@ -189,100 +200,13 @@ def refused(*overrides: str) -> str:
     return code(f"$ python -m rlkit.train {' '.join(overrides)}\n{said.getvalue()}", "console")
 
 
-# --- docstrings ------------------------------------------------------------------------------------------------------
-
-PARTS = ("Args", "Attributes", "Returns", "Raises")
-
-
-def found(path: str) -> Any:
-    """The object at a dotted path."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def body(thing: Any) -> str:
-    """A docstring up to its first list of arguments or the like."""
-    return re.split(rf"^(?:{'|'.join(PARTS)}):$", inspect.getdoc(thing) or "", maxsplit=1, flags=re.M)[0].strip()
-
-
-def lists(thing: Any) -> dict[str, list[tuple[str, str]]]:
-    """The lists of a docstring: for each, (names, text) of its entries."""
-    pieces = re.split(rf"^({'|'.join(PARTS)}):$", inspect.getdoc(thing) or "", flags=re.M)[1:]
-    parts = {}
-    for title, text in zip(pieces[::2], pieces[1::2], strict=True):
-        entries = re.split(r"^    (?=\S)", text, flags=re.M)[1:]
-        parts[title] = [tuple(" ".join(entry.split()).partition(": ")[::2]) for entry in entries]
-    return parts
-
-
-def arguments(cls: type) -> dict[str, str]:
-    """The meaning of each argument of a class, from its docstring and those of the classes it derives from."""
-    texts: dict[str, str] = {}
-    for base in cls.__mro__:
-        for names, text in lists(base).get("Args", []):
-            for name in names.split(", "):
-                texts.setdefault(name, text)
-    return texts
-
-
-class Annotation(str):
-    """An annotation that is shown without quotes."""
-
-    __repr__ = str.__str__
-
-
-def signature(name: str, thing: Any) -> str:
-    """The signature of a function, or of a class's constructor, on several lines if it is long."""
-    full = inspect.signature(thing)
-    shown_as = [
-        p.replace(annotation=Annotation(p.annotation)) if isinstance(p.annotation, str) else p
-        for p in full.parameters.values()
-        if p.name != "self"
-    ]
-    back = Annotation(full.return_annotation) if isinstance(full.return_annotation, str) else full.return_annotation
-    if isinstance(thing, type):
-        back = inspect.Signature.empty
-    line = name + str(full.replace(parameters=shown_as, return_annotation=back))
-    if len(line) > 88:
-        bare = [str(full.replace(parameters=[p], return_annotation=inspect.Signature.empty))[1:-1] for p in shown_as]
-        star = next((k for k, p in enumerate(shown_as) if p.kind is p.KEYWORD_ONLY), None)
-        bare = [text.removeprefix("*, ") for text in bare]
-        if star is not None:
-            bare.insert(star, "*")
-        line = f"{name}(\n    " + ",\n    ".join(bare) + f",\n){line[line.rindex(')') + 1 :]}"
-    return code(line, "python")
-
-
-def api(path: str, shown_name: str = "") -> str:
-    """A function, or a class with its public methods, from signature and docstring."""
-    thing, name = found(path), shown_name or path
-    text = [f"### {name}\n", signature(name.rpartition(".")[2], thing), "", documented(thing)]
-    if isinstance(thing, type):
-        for own, member in vars(thing).items():
-            if not own.startswith("_") and inspect.getdoc(member):
-                if isinstance(member, property):
-                    text.append(f"#### {own}\n")
-                elif inspect.isfunction(member):
-                    text += [f"#### {own}\n", signature(own, member), ""]
-                else:
-                    continue
-                text.append(documented(member))
-    return "\n".join(text)
-
-
-def documented(thing: Any) -> str:
-    parts = [body(thing), ""]
-    for title, entries in lists(thing).items():
-        parts += [f"**{title}**\n", *(f"- `{names}`: {text}" if text else f"- {names}" for names, text in entries), ""]
-    return "\n".join(parts)
-
-
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
 def readme(*title: str) -> str:
     """A section of README.md, without its heading and without those below it."""
-    text = re.sub(r"^```.*?^```", lambda m: m[0].replace("\n#", "\n\0"), (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    text = (ROOT / "README.md").read_text()
+    text = re.sub(r"^```.*?^```", lambda block: block[0].replace("\n#", "\n\0"), text, flags=re.M | re.S)  # comments
     match = re.search(rf"^#+ {re.escape(' '.join(title))}\n(.*?)(?=^#|\Z)", text, re.M | re.S)
     if match is None:
         raise ValueError(f"README.md has no section {' '.join(title)}")

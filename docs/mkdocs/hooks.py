@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 HERE = re.compile(r"^<!-- here: (\w+) ?(.*?) -->$", re.M)
+LONG = 24  # characters of code that may stand in a table on one line
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -57,6 +58,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put what is generated in its place, and let links point to pages of the site."""
     home = Path(page.file.abs_src_path).parent
+    if page.file.src_uri in config.extra["wide"]:
+        page.meta["hide"] = ["toc"]
 
     def made(match: re.Match[str]) -> str:
         text = generate.DIRECTIVES[match[1]](*match[2].split())
@@ -66,6 +69,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return HERE.sub(made, relinked(markdown, home, page.file.src_uri))
     except (KeyError, ValueError) as error:
         raise PluginError(f"{page.file.src_uri}: {error!r}") from error
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let long code in tables break after a slash, a dot or an equals sign, and nowhere else."""
+
+    def broken(match: re.Match[str]) -> str:
+        long = len(match[2]) > LONG
+        return match[1] + (re.sub(r"(?<=[/.=])(?=\w)(?!py\b)", "<wbr>", match[2]) if long else match[2])
+
+    return re.sub(r"<td.*?</td>", lambda cell: re.sub(r"(<code[^>]*>)([^<]*)", broken, cell[0]), html, flags=re.S)
 
 
 def relinked(text: str, home: Path, place: str) -> str:

@@ -9,11 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import NAMES, Browser, chromium
 
 import rlkit
 from rlkit.advantage import ESTIMATORS
@@ -152,6 +154,41 @@ def test_the_site_shows_every_key_and_every_finding(site):
 def test_the_site_shows_the_public_functions(site):
     headings = "".join(Tags(site / "api.html").text)
     assert all(f"rlkit.{name}" in headings for name in rlkit.__all__ if not name.startswith("_"))
+
+
+TYPE = """
+{
+  const field = document.querySelector("[data-md-component=search-query]");
+  field.focus();
+  field.value = "degenerate";
+  field.dispatchEvent(new Event("keyup"));
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(chromium() is None, reason=f"no browser: none of {', '.join(NAMES)} is in the PATH")
+def test_the_search_works_from_a_folder_and_asks_no_other_host(site, tmp_path):
+    browser = Browser(chromium(), tmp_path)
+    try:
+        browser.command("Page.navigate", url=(site / "index.html").as_uri())
+        wait_for(browser, "document.readyState === 'complete' && !!document.querySelector('iframe')")
+        browser.evaluate("document.querySelector('#__search').click()")
+        browser.evaluate(TYPE)
+        wait_for(browser, "[...document.querySelectorAll('.md-search-result__link')].some(a => /trouble/.test(a.href))")
+        loaded = browser.evaluate("[...document.querySelectorAll('[src], link[href]')].map(e => e.src || e.href)")
+        assert len(loaded) > 5 and all(address.startswith("file:") for address in loaded), loaded
+    finally:
+        browser.close()
+
+
+def wait_for(browser: Browser, condition: str, seconds: float = 60.0) -> None:
+    """Wait until a JavaScript condition holds in the page."""
+    until = time.monotonic() + seconds
+    while not browser.evaluate(condition):
+        assert time.monotonic() < until, condition
+        time.sleep(0.1)
 
 
 def test_a_broken_link_and_a_foreign_file_are_found(tmp_path):

@@ -36,8 +36,8 @@ def arguments(cls: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in lists(base).get("Args", []):
-            for name in names.split(", "):
-                texts.setdefault(name, text)
+            if not text.startswith("see `"):  # which points to one of the classes that follow
+                texts |= {name: text.rstrip(".") for name in names.split(", ") if name not in texts}
     return texts
 
 

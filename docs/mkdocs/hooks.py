@@ -72,10 +72,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let long code in tables break after a slash, a dot or an equals sign, and nowhere else."""
+    """Let long code in tables break after a slash, a dot or an equals sign, and nowhere else; names of keys do not."""
 
     def broken(match: re.Match[str]) -> str:
-        long = len(match[2]) > LONG
+        long = len(match[2]) > LONG and "id=" not in match[1]
         return match[1] + (re.sub(r"(?<=[/.=])(?=\w)(?!py\b)", "<wbr>", match[2]) if long else match[2])
 
     return re.sub(r"<td.*?</td>", lambda cell: re.sub(r"(<code[^>]*>)([^<]*)", broken, cell[0]), html, flags=re.S)

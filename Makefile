@@ -45,9 +45,10 @@ types: wheel ## check types of the installed package
 	@cd build/installed && ../../.venv/bin/python -m mypy \
 		--config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rlkit
 
-# The variable silences a notice that Material prints of its own future (support ends in May 2027); it is no warning.
+# Not --quiet, which would hide warnings from --strict too. The variable silences a notice that Material prints of its own
+# future (support ends in May 2027); it is no warning.
 docs: $(READY) ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict --config-file docs/mkdocs/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --config-file docs/mkdocs/mkdocs.yml
 
 clean: ## remove .venv, built files and caches; runs/ stays
 	rm -rf .venv build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -191,6 +191,12 @@ def wait_for(browser: Browser, condition: str, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+def test_make_docs_stops_at_warnings_and_does_not_hide_them():
+    (recipe,) = re.findall(r"^docs:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert " --strict " in recipe
+    assert not {"-q", "--quiet"} & set(recipe.split())  # with it mkdocs sees no warning that strict could stop at
+
+
 def test_a_broken_link_and_a_foreign_file_are_found(tmp_path):
     (tmp_path / "a.html").write_text('<p id="x"><a href="b.html#y">1</a><a href="#x">2</a><a href="c.html">3</a>')
     (tmp_path / "b.html").write_text('<a href="a.html#x">1</a><a href="https://example.org/z">2</a>')

@@ -47,9 +47,9 @@ def keys() -> str:
             tables.setdefault((row[0].rpartition(".")[0], owner), []).append(row_of(row))
     parts = []
     for (prefix, owner), rows_of_part in tables.items():
-        heading, about = (
-            (f"{prefix}.*", meaning(prefix)) if prefix else ("The run", "what is trained, and for how long")
-        )
+        heading = f"{prefix}.*" if prefix else "The run"
+        about = meaning(prefix) if prefix else "what is trained, and for how long"
+        about = re.sub(r"^of (.*)", r"how `\1` changes over the run", about)
         parts.append(f"### {heading}{owner}\n\n{about[0].upper()}{about[1:]}.\n")
         parts.append(table(("key", "default", "type and range", "meaning"), *rows_of_part) + "\n")
     return "\n".join(parts)
@@ -68,9 +68,9 @@ def meaning(prefix: str) -> str:
     """The meaning of a part of the configuration, from the field that holds it."""
     node: Any = Config()
     for name in prefix.split("."):
-        (found,) = [f for f in fields(node) if f.name == name]
+        (held,) = [f for f in fields(node) if f.name == name]
         node = getattr(node, name)
-    return found.metadata["doc"]
+    return held.metadata["doc"]
 
 
 def choices(group: str) -> str:
@@ -148,21 +148,20 @@ def findings(kind: str) -> str:
 def _finding(rule: symptoms.Rule) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of NumPy, about the mean of unknown numbers
-        found = {name: rule(without_numbers(critic)) for name, critic in (("PPO", True), ("GRPO", False))}
-    helps = {name: finding.knob for name, finding in found.items() if finding.knob}
-    said = next(finding.sentence(0) for finding in found.values() if finding.knob)
-    said = re.sub(r"nan|^0|\b0(?= %)", "…", said)
+        told = {name: rule(without_numbers(critic)) for name, critic in (("PPO", True), ("GRPO", False))}
+    told = {name: finding for name, finding in told.items() if finding.knob}  # else it has nothing to go by
+    said = re.sub(r"nan|^0|\b0(?= %)", "…", next(iter(told.values())).sentence(0))
+    helps = [finding.knob for finding in told.values()]
+    if len(set(helps)) > 1:
+        helps = [f"{name}: {finding.knob}" for name, finding in told.items()]
     constants = commented(symptoms) | commented(series)
     levels = [f"- `{n} = {constants[n][0]:g}`: {constants[n][1]}" for n in _read(rule) if n in constants]
-    remedy = "; ".join(dict.fromkeys(helps.values()))
-    if len(set(helps.values())) > 1:
-        remedy = "; ".join(f"{name}: {knob}" for name, knob in helps.items())
     return "\n".join(
         [
             f"### {rule.__name__}\n",
             f"> {said}\n",
             f"{inspect.getdoc(rule)}\n",
-            f"**What helps**: {marked(remedy)}.\n",
+            f"**What helps**: {marked('; '.join(dict.fromkeys(helps)))}.\n",
             "**Thresholds**:\n" if levels else "",
             *levels,
         ]

@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?= env=CartPole algo=grpo
 PYTEST_ARGS ?=
 
-.PHONY: help setup train test lint types wheel clean
+.PHONY: help setup train test lint types docs wheel clean
 
 RUN := .venv/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check --quiet
@@ -45,6 +45,11 @@ types: wheel ## check types of the installed package
 	@cd build/installed && ../../.venv/bin/python -m mypy \
 		--config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rlkit
 
+# Not --quiet, which would hide warnings from --strict too. The variable silences a notice that Material prints of its own
+# future (support ends in May 2027); it is no warning.
+docs: $(READY) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --config-file docs/mkdocs/mkdocs.yml
+
 clean: ## remove .venv, built files and caches; runs/ stays
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -not -path './runs/*' -prune -exec rm -rf {} +

@@ -386,26 +386,41 @@ def choice(group: str, name: str) -> dict[str, Any]:
     return {key: value for key, value in node.items_ex(resolve=False) if value != "???"}
 
 
-def help_text() -> str:
-    """Every key with its type, default, meaning and range, as `--help` prints it."""
-    lines = []
-    seen: set[str] = set()
+def sections() -> Iterator[tuple[str, list[tuple[str, dataclasses.Field[Any], Any]]]]:
+    """Yield (title, rows of `keys`): what every algorithm has, then what is each one's own."""
+    seen = {"env.name", "algo.name"}
     for title, config in (
         ("Every algorithm", Config()),
         ("algo=ppo", Config(algo=PPOConfig())),
         ("algo=grpo", Config(algo=GRPOConfig())),
     ):
-        rows = [row for row in keys(config) if row[0] not in seen and row[0] not in ("env.name", "algo.name")]
+        rows = [row for row in keys(config) if row[0] not in seen]
         seen |= {name for name, _, _ in rows}
+        yield title, rows
+
+
+def shown(value: Any) -> str:
+    """A default as one would write it: null, true, 0.2, [64, 64]."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def pieces(name: str) -> tuple[list[str], dict[str, Any]]:
+    """What `stabilizer=[name]` is made of: other stabilisers, where it is a preset, and what it sets, by entry."""
+    content = choice("stabilizer", name)
+    return [other for other in content.pop("defaults", []) if other != "_self_"], content
+
+
+def help_text() -> str:
+    """Every key with its type, default, meaning and range, as `--help` prints it."""
+    lines = []
+    for title, rows in sections():
         lines += ["", f"{title}:"]
         for name, f, value in rows:
-            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
             bounds = allowed(f.metadata["bounds"])
-            text = f"{name + '=' + shown:<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}"
+            text = f"{name + '=' + shown(value):<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}"
             lines.append(textwrap.fill(text, 118, initial_indent="  ", subsequent_indent=" " * 45))
     for name in options("stabilizer"):
-        content = choice("stabilizer", name)
-        others = [other for other in content.pop("defaults", []) if other != "_self_"]  # a preset is made of others
+        others, content = pieces(name)
         if others:
             lines += ["", f"stabilizer=[{name}] ({' and '.join(others)}):"]
         for part, entry in content.items():

@@ -72,7 +72,9 @@ class Controlled(Link):
         coef: multiplies the KL (nats) at first; 0 changes nothing.
         controller: the rule, one of fixed, adaptive, stepped, proportional, linear.
         target: KL that the rule aims at, nats.
-        horizon, final, min_coef, max_coef: see `Controller`.
+        horizon: rows in which a KL 20 % or more off its target moves the coefficient by 20 % (proportional).
+        final: last value (linear).
+        min_coef, max_coef: bounds of a coefficient that a rule moves.
     """
 
     bounds: ClassVar = {

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +15,7 @@ from torch import Tensor
 
 from rlkit.diagnose import Diagnosis
 from rlkit.files import write_text
+from rlkit.interrupt import Interrupt
 from rlkit.keepers import checkpoint, keep_best
 from rlkit.keepers.keeper import Event
 from rlkit.loop import Learner
@@ -71,47 +69,6 @@ class Clock:
             return False
         self.next = (steps // self.every + 1) * self.every
         return True
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which clusters end a job; it ends a run as Ctrl-C does."""
-
-
-class Interrupt:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after this iteration; the second interrupts at once.
-
-    A program that has a handler for SIGTERM of its own keeps it.
-
-    Args:
-        tell: called with a line of text at the first one.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.requested = False
-        self.cause: KeyboardInterrupt | None = None  # what a run that ended so is to raise
-        self._tell = tell
-        self._before: dict[int, Any] = {}  # signal -> its handler
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._handle)
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        ended = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-        if self.requested:
-            raise ended
-        self.requested, self.cause = True, ended
-        name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
-        self._tell(
-            f"{name}: this iteration is finished, then the run is saved and evaluated; once more ends it at once"
-        )
 
 
 @dataclass

@@ -317,14 +317,14 @@ def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Conne
         first: the number of its first member.
         inherited: pipes that a fork has copied and that are not ours.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # these reach every process; the session decides what they mean
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the session decides what it means
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
     worker: Worker | None = None
     try:
         worker = Worker(config)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # likewise; not sooner, since it ends processes of environments
         answer: Any = (worker.learner.obs_size, worker.learner.rollout_steps, worker.learner.judged)
         while True:
             pipe.send((None, answer))

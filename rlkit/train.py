@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlkit.interrupt import Terminated
 from rlkit.job import Prepared, Run, check_folder, execute, machine, prepare
 from rlkit.usage import help_page
 
@@ -125,7 +126,7 @@ def main() -> int:
         check_arguments(arguments)
         return _run_hydra(arguments)
     except KeyboardInterrupt as interrupt:
-        return EXIT_TERMINATED if type(interrupt).__name__ == "Terminated" else EXIT_INTERRUPTED
+        return EXIT_TERMINATED if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
     except ConfigError as error:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
@@ -145,6 +146,7 @@ def _run_hydra(arguments: list[str]) -> int:
 
     from rlkit import sweep
     from rlkit.conf import schema
+    from rlkit.files import WriteError, writing
 
     schema.register()
     sweep.check_launcher(arguments)
@@ -154,23 +156,30 @@ def _run_hydra(arguments: list[str]) -> int:
 
     failures: list[Exception] = []
     prepared: Prepared | None = None
+    folder = Path()
     if not any(argument.startswith("-") for argument in arguments):
         config, folder = compose(arguments)
         check_folder(folder)
         prepared = prepare(config)
 
-    folder = Path()
-
     @hydra.main(version_base="1.3", config_path="pkg://rlkit.conf", config_name="config")
     def job(config: DictConfig) -> None:
-        nonlocal folder
+        nonlocal folder, prepared
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            execute(prepared or prepare(config), folder)
+            ready, prepared = prepared or prepare(config), None
+            execute(ready, folder)
         except Exception as error:  # told of below: Hydra would print a line of its own
             failures.append(error)
 
-    job()
+    try:
+        with writing(folder):  # Hydra keeps the settings there
+            job()
+    except WriteError as error:
+        failures.append(error)
+    finally:
+        if prepared is not None:
+            prepared.close()
     return _end(failures[0], folder) if failures else 0
 
 

@@ -129,7 +129,7 @@ def _shown(value: Any) -> str:
 
 def search(study: Study, trials: int, timeout: float, show: Show) -> int:
     """Run what is missing of `trials` trials, none after `timeout` seconds, and return the exit status."""
-    from rlkit.session import Interrupt
+    from rlkit.interrupt import Interrupt
 
     deadline, failed = time.monotonic() + timeout, 0
     show.start(study, trials)

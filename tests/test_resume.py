@@ -763,3 +763,12 @@ def test_a_folder_that_fills_while_a_run_begins_leaves_no_process(tmp_path, monk
     with pytest.raises(files.WriteError):
         execute(prepare(composed((*TINY, "members=2", "processes=2"))), tmp_path / "run", "off")
     assert multiprocessing.active_children() == []
+
+
+def test_a_folder_in_which_the_settings_cannot_be_kept_is_one_sentence(tmp_path, capsys, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".hydra").touch()
+    settings = (*TINY, "members=2", "processes=2", f"hydra.run.dir={tmp_path / 'run'}")
+    said = f"rlkit: {tmp_path / 'run'} cannot be written: File exists\n"
+    assert call(capsys, monkeypatch, *settings) == (1, said)
+    assert multiprocessing.active_children() == []

@@ -35,6 +35,8 @@ class EnvConfig:
     backend: str = key("native", "who steps it", choices=("native", "sync", "async"))
     normalize_observation: bool = key(False, "divide observations by running statistics of each member")
     normalize_reward: bool = key(False, "divide rewards by the running deviation of the discounted return")
+    flatten_images: bool = key(False, "accept images as observations, their pixels as one long vector")
+    action_mask: bool = key(False, "take only actions that info['action_mask'] allows (Discrete, MultiDiscrete)")
     kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
 
 

@@ -173,6 +173,9 @@ def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | N
             backend=config.env.backend,
             autoreset_mode=mode,
             max_episode_steps=limit,
+            flatten_images=config.env.flatten_images,
+            action_mask=config.env.action_mask,
+            members=min(config.members, num_envs),
             **config.env.kwargs,
         )
     except (ValueError, gymnasium.error.Error) as error:  # the latter where a package of the environment is missing
@@ -249,9 +252,11 @@ def build_learner(config: Config) -> Learner:
         elif isinstance(algo, GRPOConfig):
             shape = {"group_size": algo.group_size, "groups": algo.groups}
         collector = recipe.collector(envs, actions, streams, exploration=exploration, **shape)
-    except ValueError as error:
+    except Exception as error:
         envs.close()
-        raise ConfigError(str(error)) from error
+        if isinstance(error, ValueError):
+            raise ConfigError(str(error)) from error
+        raise
     return Learner(
         policy=policy,
         optimizer=optimizer,

@@ -301,8 +301,8 @@ def help_page() -> str:
         "\nbefore the defaults shown here, and what you give on the command line before both):\n"
     )
     tail = (
-        "\n\nHydra's own options: --hydra-help. Exit status: 0 done, 1 a fault or a failed job of a sweep,"
-        "\n2 a wrong configuration (nothing ran), 130 Ctrl-C."
+        "\n\nHydra's own options: --hydra-help. Exit status: 0 done; 1 an environment failed, another fault,"
+        "\nor a failed job of a sweep; 2 a wrong configuration (nothing ran); 130 Ctrl-C."
     )
     return HELP + groups + notes + help_text() + tail
 
@@ -330,6 +330,13 @@ def main() -> int:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(sentence(error), EXIT_CONFIG)
+    except RuntimeError as error:
+        from rlkit.envs import EnvironmentFailure  # not sooner: it takes time
+
+        if not isinstance(error, EnvironmentFailure):
+            raise
+        print(error.trace, end="\n" if error.trace else "", file=sys.stderr)
+        return complain(str(error), EXIT_FAULT)
     except BrokenPipeError:  # the reader of the output has gone, as `head` does; Python's last flush is to stay quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return complain("the output cannot be written: its reader has closed the pipe", EXIT_FAULT)
@@ -352,8 +359,6 @@ def _run_hydra(arguments: list[str]) -> int:
     if sweep.is_sweep(arguments) and not asks:
         return sweep.launch()
 
-    from rlkit.collect import NonFiniteError  # not sooner: it loads torch, which a sweep needs in its jobs alone
-
     failures: list[Exception] = []
     prepared: Prepared | None = None
     if not any(argument.startswith("-") for argument in arguments):
@@ -369,8 +374,6 @@ def _run_hydra(arguments: list[str]) -> int:
             failures.append(error)
 
     job()
-    if failures and isinstance(failures[0], NonFiniteError):
-        return complain(str(failures[0]), EXIT_FAULT)
     if failures:
         raise failures[0]
     return 0

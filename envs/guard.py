@@ -12,10 +12,8 @@ from gymnasium.spaces.utils import flatten, flatten_space
 
 from rlkit.envs.failure import EnvironmentFailure, in_words
 from rlkit.envs.fork import env_name
-from rlkit.envs.spaces import ActionSpec
+from rlkit.envs.spaces import MASK, ActionSpec
 from rlkit.envs.streams import Array
-
-MASK = "action_mask"  # the key of info
 
 
 class Guarded(Wrapper[Array, Any, Any, Any]):
@@ -79,7 +77,7 @@ class Guarded(Wrapper[Array, Any, Any, Any]):
         try:
             self.env.close()
         except Exception as error:
-            raise self._raised(error, "close") from None
+            raise EnvironmentFailure.of(error, f"{env_name(self)} raised {in_words(error)} in close") from None
 
     def _flat(self, obs: Any, where: str) -> Array:
         try:

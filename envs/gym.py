@@ -23,6 +23,7 @@ from gymnasium.vector.utils import concatenate, iterate
 from rlkit.envs.failure import EnvironmentFailure
 from rlkit.envs.fork import check_copies, copied, lane_pairs
 from rlkit.envs.native import Step, checked_mask
+from rlkit.envs.spaces import MASK
 from rlkit.envs.streams import Array, Seeds, lane_seeds
 
 
@@ -81,7 +82,11 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
         source, target = lane_pairs(source, target, self.num_envs)
         if not self._copies_checked:
             for make_env in {id(make_env): make_env for make_env in self.env_fns}.values():
-                check_copies(make_env)
+                try:
+                    check_copies(make_env)
+                except EnvironmentFailure as failure:
+                    how = "an environment, played at random to see whether it can be copied,"
+                    raise EnvironmentFailure(f"{how} {failure.text}", trace=failure.trace) from None
             self._copies_checked = True
         # All are copied before any is replaced: a lane may be both source and target.
         copies = [(copied(self.envs[lane]), deepcopy(self._env_obs[lane])) for lane in source.tolist()]
@@ -229,9 +234,9 @@ def _worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, e
 
 def note_masks(masks: Array | None, info: dict[str, Any]) -> None:
     """Write the action masks that some lanes gave into those of all, bool [lanes, A], if they are wanted."""
-    if masks is not None and "action_mask" in info:
-        given = info["_action_mask"]
-        masks[given] = info["action_mask"][given]
+    if masks is not None and MASK in info:
+        given = info[f"_{MASK}"]
+        masks[given] = info[MASK][given]
 
 
 def active_lanes(mask: Array | None, lanes: int) -> Array:

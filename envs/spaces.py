@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rlkit.envs.streams import Array
 
+MASK = "action_mask"  # the key of `info` that names the legal actions
 _EDGE = 1e-6  # of the way from the middle to a bound: what tanh of a raw action stays short of it
 
 
@@ -143,6 +144,6 @@ class ActionSpec:
 
 
 def _end_to_end(given: Any) -> Array:
-    if isinstance(given, (tuple, list)) and any(np.ndim(part) for part in given):
+    if isinstance(given, (tuple, list)) and any(isinstance(part, (tuple, list, np.ndarray)) for part in given):
         return np.concatenate([_end_to_end(part) for part in given])
     return np.ravel(given)

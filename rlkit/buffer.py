@@ -112,9 +112,9 @@ class Batch(Mapping[str, Tensor]):
     """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
 
     Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, value where a
-    critic exists, and offset where there is exploration or an action mask; where not all rows are fresh, importance
-    and lane (int64, the column of the rollout that a row is from). `count` [M] says how many leading rows of each
-    member are real; the rest are padding, of weight 0. A further column of weights has a name that ends in `_weight`, so that
+    critic exists, and offset where there is exploration or an action mask; where not all rows are fresh, importance and
+    lane (int64, the column of the rollout that a row is from). `count` [M] says how many leading rows of each member
+    are real; the rest are padding, of weight 0. A further column of weights has a name that ends in `_weight`, so that
     padding gets weight 0 there too.
     """
 

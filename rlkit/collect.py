@@ -227,8 +227,9 @@ class Windows(Collector):
                 self.restart(ended)
         last = ~(terminations[-1] | truncations[-1]) & mask
         final_obs[-1][last] = self.obs[last]
+        rollout = self.record(policy, steps, act)
         self._finish(rewards, terminations | truncations, mask)
-        return self.record(policy, steps, act)
+        return rollout
 
     def _finish(self, reward: np.ndarray, ended: np.ndarray, mask: np.ndarray) -> None:
         """Note the episodes that ended in a window, and what the others have so far; arrays [T, lanes]."""

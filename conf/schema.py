@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+LARGEST_FLOAT = 3.4028234e38  # what networks and coefficients are stored in is float32
+LARGEST_INT = 2**63 - 1
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message is one sentence for each fault, one on a line."""
@@ -250,8 +253,12 @@ def problems(config: Config) -> Iterator[str]:
 def _range_problems(config: Config) -> Iterator[str]:
     for name, f, value in keys(config):
         bounds = f.metadata["bounds"]
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name} is {value}; it must be a finite number {allowed(bounds)}".rstrip()
+        if isinstance(value, list) and any(isinstance(x, (list, dict)) for x in value):  # OmegaConf lets them pass
+            yield f"{name} is {value}; it must be {type_in_words(f)}"
+            return
+        unlike = not_a_number(value)
+        if unlike:
+            yield f"{name} is {value}; it must be {unlike} {allowed(bounds)}".rstrip()
         elif value is not None and not within(value, bounds):
             yield f"{name} is {value}; it must be {allowed(bounds)}"
     for name, widths in (
@@ -339,6 +346,19 @@ def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
             f"algo.num_minibatches is {algo.num_minibatches}; with algo=grpo it must be <= num_envs, which is "
             f"{config.num_envs}, since an episode may have a single step"
         )
+
+
+def not_a_number(value: Any) -> str:
+    """What a number must be that nothing here can count with, nan for one; empty for every other value."""
+    if isinstance(value, list):
+        return next(filter(None, map(not_a_number, value)), "")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+        return "a finite number in float32"
+    if isinstance(value, int) and not -LARGEST_INT <= value <= LARGEST_INT:
+        return "a number of 64 bits"
+    return ""
 
 
 def within(value: Any, bounds: dict[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlkit.envs.failure import EnvironmentFailure, in_words
 from rlkit.envs.spaces import ActionSpec
+from rlkit.modules import load_module
 
 BACKENDS = ("native", "sync", "async")
 NATIVE = {  # Gymnasium id -> batched class
@@ -151,21 +151,14 @@ def spec_of(id: str) -> EnvSpec:
     module, _, name = id.rpartition(":")
     if module:
         try:
-            importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-            reason = str(error) if isinstance(error, ImportError) else f"{in_words(error)}{_place(error)}"
-            raise ValueError(f"env.id={id}: the module {module} cannot be imported ({reason})") from error
+            load_module(module)
+        except ImportError as error:
+            raise ValueError(f"env.id={id}: the module {module} cannot be imported ({error})") from error
     if name not in gymnasium.registry:
         near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
         hint = f"; the nearest are {', '.join(near)}" if near else ""
         raise ValueError(f"env.id={id} is not a registered environment{hint}")
     return gymnasium.registry[name]
-
-
-def _place(error: BaseException) -> str:
-    """The file and the line in which an exception was raised; a SyntaxError says it itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if not isinstance(error, SyntaxError) else ""
 
 
 def register() -> None:

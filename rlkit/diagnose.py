@@ -135,7 +135,10 @@ def page(folder: Path) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.diagnose`; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m rlkit.diagnose", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m rlkit.diagnose",
+        description=__doc__,
+        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")
     options = parser.parse_args(arguments)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice, keys, options, type_in_words
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
+NO_CHOICE = re.compile(r"null|true|false|nan|inf|\{.*|[-+]?[\d._]+(e[-+]?\d+)?|", re.IGNORECASE)  # not words of a group
 OPEN = {"env.kwargs": "the environment's constructor", "algo.advantage_args": "the estimator"}  # keys of one's own
 # fmt: off
 HYDRA_OPTIONS = {
@@ -31,8 +32,11 @@ def check_arguments(arguments: Iterable[str]) -> None:
             for wanted in value.split(","):
                 if wanted not in options("tuned"):
                     raise ConfigError(unknown("tuned", wanted, options("tuned")))
-        elif name in ("env", "algo") and value == "null":
+        elif name in GROUPS and NO_CHOICE.fullmatch(value) and argument != "experiment=null" or name in ("env", "algo") and value.startswith("["):
             raise ConfigError(unknown(name, value, options(name)))
+        elif argument in ("~env", "~algo"):
+            group = argument[1:]
+            raise ConfigError(f"{argument} leaves no {group}; it must be one of {', '.join(options(group))}")
         elif name.startswith("-") and name not in HYDRA_OPTIONS:
             raise ConfigError(f"{argument} is not an option; keys are written without dashes: members=4")
 
@@ -64,6 +68,8 @@ def sentence(error: Exception) -> str:
         return _wrong_type(full_key[1], wrong[2])
     subject = text.split("\n")[0].replace("Error merging override ", "")
     reason = cause.split("\n")[0]
+    if full_key and full_key[1] not in subject:
+        subject = f"{full_key[1]}: {subject}"
     return subject if reason in subject else f"{subject}: {reason}"
 
 

@@ -54,8 +54,10 @@ def prepare(raw: DictConfig) -> Prepared:
 
     Raises:
         rlkit.build.ConfigError: the configuration cannot run.
+        rlkit.envs.EnvironmentFailure: the environment cannot be made or reset.
     """
     from rlkit.build import build_evaluator, build_learner, to_config
+    from rlkit.conf.schema import ConfigError
     from rlkit.session import FINAL_EPISODES
     from rlkit.team import Team, num_processes
 
@@ -66,11 +68,24 @@ def prepare(raw: DictConfig) -> Prepared:
         team = Team(config, processes)
         return Prepared(config, team, team.evaluator, team.close)
     with ExitStack() as opened:
-        learner = build_learner(config)
-        opened.callback(learner.close)
-        evaluator = build_evaluator(config, FINAL_EPISODES)
-        opened.callback(evaluator.close)
+        try:
+            learner = build_learner(config)
+            opened.callback(learner.close)
+            evaluator = build_evaluator(config, FINAL_EPISODES)
+            opened.callback(evaluator.close)
+        except (MemoryError, RuntimeError) as error:
+            if out_of_memory(error):
+                raise ConfigError(out_of_memory(error)) from error
+            raise
         return Prepared(config, learner, evaluator, opened.pop_all().close)
+
+
+def out_of_memory(error: Exception) -> str:
+    """Say that there is not enough memory, if that is what an error of NumPy or torch says."""
+    if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        return ""
+    reason = str(error).split("\n")[0]
+    return f"there is not enough memory ({reason}); members, num_envs, algo.num_steps or policy.hidden must be smaller"
 
 
 def check_folder(folder: Path) -> None:
@@ -226,7 +241,9 @@ def compose(overrides: list[str]) -> tuple[DictConfig, Path]:
             if OmegaConf.is_missing(config.env, "id"):  # before the folder, which is named after it
                 raise ConfigError("env.id must be given, as in env=gym env.id=LunarLander-v3")
             folder = Path(config.hydra.run.dir)
-    except (HydraException, OmegaConfBaseException) as error:
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(sentence(error)) from error
     with open_dict(config):
         del config["hydra"]
@@ -330,9 +347,11 @@ def main() -> int:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(sentence(error), EXIT_CONFIG)
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
         from rlkit.envs import EnvironmentFailure  # not sooner: it takes time
 
+        if out_of_memory(error):
+            return complain(out_of_memory(error), EXIT_FAULT)
         if not isinstance(error, EnvironmentFailure):
             raise
         print(error.trace, end="\n" if error.trace else "", file=sys.stderr)

@@ -6,13 +6,11 @@ import math
 import os
 from typing import Any
 
-import pytest
+from conftest import demonstrations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import demonstrations
 from rlkit.conf.schema import ALGO_SCHEMAS, Config, ConfigError, choice, keys, options, within
-from rlkit.envs import EnvironmentFailure
 from rlkit.train import compose, literal, prepare
 
 KEYS = {
@@ -110,7 +108,7 @@ def configurations(draw: st.DrawFn) -> list[str]:
     chosen: dict[str, Any] = {**BASE[algo], **SMALL}
     for name in draw(st.lists(st.sampled_from(sorted(KEYS[algo])), max_size=8, unique=True)):
         f = KEYS[algo][name]
-        values = values_of(name, str(f.type), f.metadata["bounds"], chosen.get(name, None))
+        values = values_of(name, str(f.type), f.metadata["bounds"], chosen.get(name))
         if name == "algo.advantage":
             values = ADVANTAGES.split()
         elif name == "env.id":
@@ -174,7 +172,6 @@ def test_any_configuration_trains_or_is_refused_in_sentences(overrides):
 
 
 if __name__ == "__main__":  # python tests/test_any_config.py SEED NUMBER: try many and print each kind of fault once
-    import random
     import sys
     import traceback
     import warnings
@@ -183,11 +180,18 @@ if __name__ == "__main__":  # python tests/test_any_config.py SEED NUMBER: try m
 
     warnings.simplefilter("ignore")
     kinds: dict[str, int] = {}
+    reasons: dict[str, int] = {}
     count = {True: 0, False: 0}
 
     def try_it(overrides):
         try:
             count[check(overrides)] += 1
+            if os.environ.get("WHY"):
+                try:
+                    prepare(compose(overrides)[0]).close()
+                except ConfigError as error:
+                    why = " ".join(w for w in str(error).split("\n")[0].split()[:5])
+                    reasons[why] = reasons.get(why, 0) + 1
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -208,3 +212,4 @@ if __name__ == "__main__":  # python tests/test_any_config.py SEED NUMBER: try m
     )(seed(int(sys.argv[1]))(runner))
     runner()
     print(count, kinds)
+    print(*sorted(reasons.items(), key=lambda x: -x[1])[:40], sep="\n")

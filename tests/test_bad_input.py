@@ -169,7 +169,11 @@ def test_what_nothing_can_be_learned_from_is_one_sentence(monkeypatch, capfd, ho
 @pytest.mark.parametrize(
     ("how", "said", "due"),
     [
-        ("four values", "raised ValueError: not enough values", "; step must return (observation, reward, terminated, "),
+        (
+            "four values",
+            "raised ValueError: not enough values",
+            "; step must return (observation, reward, terminated, ",
+        ),
         ("no info", "gave array([0., 0., 0.], dtype=float32) in reset", ", where (observation, info) is due"),
     ],
 )
@@ -184,9 +188,7 @@ def test_a_step_or_reset_without_wrappers_says_what_is_due():
     from rlkit.envs.guard import Guarded
 
     env = Guarded(Troubled("four values"))
-    with pytest.raises(
-        EnvironmentFailure, match=r"gave 4 values in step 20, where \(observation, rew.* is due"
-    ):
+    with pytest.raises(EnvironmentFailure, match=r"gave 4 values in step 20, where \(observation, rew.* is due"):
         for _ in range(20):
             env.step(0)
     with pytest.raises(EnvironmentFailure, match=r"gave array\(.*\) in reset, where \(observation, info\) is due"):

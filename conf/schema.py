@@ -350,8 +350,8 @@ def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
 
 def not_a_number(value: Any) -> str:
     """What a number must be that nothing here can count with, nan for one; empty for every other value."""
-    if isinstance(value, list):
-        return next(filter(None, map(not_a_number, value)), "")
+    if isinstance(value, list):  # numbers with a fraction have checks of their own there
+        return next(filter(None, (not_a_number(x) for x in value if isinstance(x, int))), "")
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if isinstance(value, float) and abs(value) > LARGEST_FLOAT:

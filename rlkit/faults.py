@@ -32,13 +32,20 @@ def check_arguments(arguments: Iterable[str]) -> None:
             for wanted in value.split(","):
                 if wanted not in options("tuned"):
                     raise ConfigError(unknown("tuned", wanted, options("tuned")))
-        elif name in GROUPS and NO_CHOICE.fullmatch(value) and argument != "experiment=null" or name in ("env", "algo") and value.startswith("["):
+        elif name in GROUPS and _no_choice(name, value):
             raise ConfigError(unknown(name, value, options(name)))
         elif argument in ("~env", "~algo"):
             group = argument[1:]
             raise ConfigError(f"{argument} leaves no {group}; it must be one of {', '.join(options(group))}")
         elif name.startswith("-") and name not in HYDRA_OPTIONS:
             raise ConfigError(f"{argument} is not an option; keys are written without dashes: members=4")
+
+
+def _no_choice(group: str, value: str) -> bool:
+    """Whether a group is given a value that is no word, and of env and algo also no list of words."""
+    if group == "experiment" and value == "null":
+        return False
+    return NO_CHOICE.fullmatch(value) is not None or (group in ("env", "algo") and value.startswith("["))
 
 
 def unknown(key: str, value: str, known: list[str]) -> str:

@@ -136,7 +136,6 @@ def find(paths: str | Path | Iterable[str | Path]) -> tuple[list[Group], list[st
 def _read(folder: Path) -> tuple[str, Record | None]:
     """Read a run; or say why it cannot count."""
     from omegaconf import OmegaConf
-    from yaml import YAMLError
 
     if not (folder / "summary.json").exists():
         return "it has no summary.json, so it has not finished", None
@@ -156,7 +155,7 @@ def _read(folder: Path) -> tuple[str, Record | None]:
     try:
         settings = dict(leaves(OmegaConf.to_container(OmegaConf.load(configuration))))
         overrides = [str(override) for override in OmegaConf.load(listed)] if listed.exists() else []
-    except (YAMLError, OSError, ValueError) as error:  # the second where it is another kind of YAML
+    except Exception as error:  # YAML and OmegaConf raise many kinds
         return f"a file of its .hydra is damaged ({' '.join(str(error).split())})", None
     curves = read_metrics(folder / "metrics.csv", summary["members"])
     if "eval/return" not in curves:

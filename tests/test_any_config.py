@@ -6,6 +6,7 @@ import math
 import os
 from typing import Any
 
+import pytest
 from conftest import demonstrations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,12 +20,13 @@ KEYS = {
 }
 ENVS = {  # name -> how it is chosen
     "CartPole": ["env=CartPole"],
-    "Pendulum": ["env=Pendulum", "+algo.max_episode_steps=9"],
+    "Pendulum": ["env=Pendulum"],
     "MountainCarContinuous": ["env=MountainCarContinuous"],
     "FrozenLake": ["env=gym", "env.id=FrozenLake-v1"],
     "Taxi": ["env=gym", "env.id=Taxi-v4"],
     "Blackjack": ["env=gym", "env.id=Blackjack-v1"],
 }
+NATIVE = {"CartPole": ("CartPole-v1", "native"), "Pendulum": ("Pendulum-v1", "native")}  # with demonstrations
 # Small, and all that costs time has an upper bound that is not the key's own.
 BASE = {
     "ppo": {"num_envs": 4, "algo.num_steps": 6},
@@ -48,11 +50,11 @@ WIDTHS = [[], [1], [4, 3], [0], [-1], [2.5], ["a"], [[4]], None, [3, 3, 3, 3, 3]
 BETAS = [[0.9, 0.999], [0, 0], [0.0, 0.5], [1.0, 0.5], [0.9], [], [0.1, 0.2, 0.3], [math.nan, 0.9], [-0.1, 0.9], "a"]
 
 
-def edges(bounds: dict[str, Any]) -> list[Any]:
+def edges(bounds: dict[str, Any], step: float) -> list[Any]:
     """Values at the bounds, next to them and beyond."""
     if "choices" in bounds:
         return [*bounds["choices"], "nonsense", ""]
-    return [x for bound in bounds.values() for x in (bound, bound + 1, bound - 1, bound + 1e-9, bound - 1e-9)]
+    return [x for bound in bounds.values() for x in (bound, bound + step, bound - step)]
 
 
 def values_of(name: str, kind: str, bounds: dict[str, Any], default: Any) -> list[Any]:
@@ -69,7 +71,12 @@ def values_of(name: str, kind: str, bounds: dict[str, Any], default: Any) -> lis
         "str": [],
     }[kind.partition(" | ")[0]]
     most = MOST.get(name, math.inf)
-    found = [*found, default, *edges(bounds), *([None] if "None" in kind else [])]
+    found = [
+        *found,
+        default,
+        *edges(bounds, 1 if kind.startswith("int") else 1e-9),
+        *([None] if "None" in kind else []),
+    ]
     return [x for x in found if not (isinstance(x, (int, float)) and x > most)]
 
 
@@ -87,18 +94,34 @@ def stabilizer_values(name: str) -> dict[str, list[Any]]:
 
 
 STABILIZERS = {name: stabilizer_values(name) for name in options("stabilizer") if name != "recommended"}
-ADVANTAGES = "gae n_step mixed return_to_go outcome outcome_no_std leave_one_out binned grouped_gae vine nonsense a:b"
-ARGUMENTS = [{}, {"n": 3}, {"n": 0}, {"by": "state"}, {"by": "scaled_state", "resolution": 0.5}, {"by": 1}, {"x": 1}]
+ADVANTAGES = "gae n_step mixed return_to_go outcome outcome_no_std leave_one_out binned grouped_gae vine x a:b"
+WORDS = {
+    "algo.advantage": ADVANTAGES.split(),
+    "env.id": ["CartPole-v1", "Nonsense-v0", "a:b:c", ":", "nomodule:X-v0"],
+}
+OPEN = {
+    "algo.advantage_args": [
+        {f"+algo.advantage_args.{key}": value for key, value in arguments.items()}
+        for arguments in ({}, {"n": 3}, {"n": 0}, {"by": "state", "resolution": 0.5}, {"by": 1}, {"x": 1})
+    ],
+    "env.kwargs": [{}, {"+env.kwargs.nonsense": 1}, {"+env.kwargs.num_envs": 3}],
+}
 
 
 def chosen_of(values: list[Any], bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Mostly a value that keeps the bounds, at times any of them, rarely one of another kind."""
-    inside = [x for x in values if x is None or not isinstance(x, (int, float)) or _inside(x, bounds)] or values
+    inside = [x for x in values if sane(x, bounds)] or values
     return st.integers(0, 29).flatmap(lambda n: st.sampled_from(WRONG if n == 29 else values if n > 26 else inside))
 
 
-def _inside(x: float, bounds: dict[str, Any]) -> bool:
-    return math.isfinite(x) and x >= 0 and within(x, bounds)
+def sane(x: Any, bounds: dict[str, Any]) -> bool:
+    if x is None or isinstance(x, bool):
+        return True
+    if isinstance(x, list):
+        return bool(x) and all(isinstance(width, int) and width > 0 for width in x)
+    if isinstance(x, str):
+        return x in bounds.get("choices", (x,))
+    return math.isfinite(x) and 0 <= x < 1e39 and within(x, bounds)
 
 
 @st.composite
@@ -108,17 +131,10 @@ def configurations(draw: st.DrawFn) -> list[str]:
     chosen: dict[str, Any] = {**BASE[algo], **SMALL}
     for name in draw(st.lists(st.sampled_from(sorted(KEYS[algo])), max_size=8, unique=True)):
         f = KEYS[algo][name]
-        values = values_of(name, str(f.type), f.metadata["bounds"], chosen.get(name))
-        if name == "algo.advantage":
-            values = ADVANTAGES.split()
-        elif name == "env.id":
-            values = ["CartPole-v1", "Nonsense-v0", "a:b:c", ":", "nomodule:X-v0"]
-        elif name == "algo.advantage_args":
-            chosen |= {f"+{name}.{key}": value for key, value in draw(st.sampled_from(ARGUMENTS)).items()}
+        if name in OPEN:
+            chosen |= draw(st.sampled_from(OPEN[name]))
             continue
-        elif name == "env.kwargs":
-            chosen |= draw(st.sampled_from([{}, {"+env.kwargs.nonsense": 1}, {"+env.kwargs.num_envs": 3}]))
-            continue
+        values = WORDS.get(name) or values_of(name, str(f.type), f.metadata["bounds"], chosen.get(name))
         chosen[name] = draw(chosen_of(values, f.metadata["bounds"]))
     stabilizers = draw(st.lists(st.sampled_from(sorted(STABILIZERS)), max_size=3, unique=True))
     for name in stabilizers:
@@ -126,14 +142,10 @@ def configurations(draw: st.DrawFn) -> list[str]:
             chosen[f"stabilizer.{name}.demonstrations"] = "DEMONSTRATIONS"
         for key in draw(st.lists(st.sampled_from(sorted(STABILIZERS[name])), max_size=3, unique=True)):
             chosen[key] = draw(chosen_of(STABILIZERS[name][key], {"ge": 0}))
-    tuned = draw(st.sampled_from(["tuned=none", "tuned=none", ""]))
-    first = [*ENVS[env], f"algo={algo}", *([tuned] if tuned else []), f"stabilizer=[{','.join(stabilizers)}]"]
-    if algo == "ppo":
-        first = [override for override in first if not override.startswith("+algo.max")]
-    where = {"CartPole": ("CartPole-v1", "native"), "Pendulum": ("Pendulum-v1", "native")}.get(env)
-    path = demonstrations(*where) if where else "nowhere.npz"
+    tuned = draw(st.sampled_from([["tuned=none"], ["tuned=none"], []]))
+    path = demonstrations(*NATIVE[env]) if env in NATIVE else "nowhere.npz"
     written = [f"{name}={path if value == 'DEMONSTRATIONS' else literal(value)}" for name, value in chosen.items()]
-    return [o.removeprefix("+") if o.startswith("+algo.max") else o for o in first] + written
+    return [*ENVS[env], f"algo={algo}", *tuned, f"stabilizer=[{','.join(stabilizers)}]", *written]
 
 
 def check(overrides: list[str]) -> bool:
@@ -159,57 +171,32 @@ def check(overrides: list[str]) -> bool:
     return True
 
 
-@settings(
-    max_examples=int(os.environ.get("RLKIT_EXAMPLES", "60")),
-    derandomize="RLKIT_EXAMPLES" not in os.environ,
+MANY = os.environ.get("RLKIT_EXAMPLES", "")
+PLAIN = settings(
+    derandomize=True,  # the same examples in every run
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+@settings(PLAIN, max_examples=60)
 @given(configurations())
 def test_any_configuration_trains_or_is_refused_in_sentences(overrides):
     check(overrides)
 
 
-if __name__ == "__main__":  # python tests/test_any_config.py SEED NUMBER: try many and print each kind of fault once
-    import sys
-    import traceback
-    import warnings
+@pytest.mark.slow
+@settings(
+    PLAIN, derandomize="RLKIT_EXAMPLES" not in os.environ, max_examples=int(os.environ.get("RLKIT_EXAMPLES", 150))
+)
+@given(configurations())
+def test_many_configurations_train_or_are_refused_in_sentences(overrides):
+    """With RLKIT_EXAMPLES=5000 as many, and others in every run."""
+    check(overrides)
 
-    from hypothesis import Phase, seed
 
-    warnings.simplefilter("ignore")
-    kinds: dict[str, int] = {}
-    reasons: dict[str, int] = {}
-    count = {True: 0, False: 0}
-
-    def try_it(overrides):
-        try:
-            count[check(overrides)] += 1
-            if os.environ.get("WHY"):
-                try:
-                    prepare(compose(overrides)[0]).close()
-                except ConfigError as error:
-                    why = " ".join(w for w in str(error).split("\n")[0].split()[:5])
-                    reasons[why] = reasons.get(why, 0) + 1
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            frame = [f for f in traceback.extract_tb(error.__traceback__) if "/wt/" in f.filename][-1]
-            kind = f"{type(error).__name__} {frame.filename.split('/')[-1]}:{frame.lineno}"
-            kinds[kind] = kinds.get(kind, 0) + 1
-            if kinds[kind] <= 2:
-                print("==", kind, str(error)[:300].replace("\n", " | "))
-                print("   ", *overrides, flush=True)
-
-    runner = given(configurations())(try_it)
-    runner = settings(
-        max_examples=int(sys.argv[2]),
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )(seed(int(sys.argv[1]))(runner))
-    runner()
-    print(count, kinds)
-    print(*sorted(reasons.items(), key=lambda x: -x[1])[:40], sep="\n")
+def test_some_configurations_train():
+    """Else the tests above would hold whatever training does."""
+    assert check(["env=CartPole", "algo=ppo", "tuned=none", *(f"{k}={v}" for k, v in (BASE["ppo"] | SMALL).items())])
+    assert not check(["env=CartPole", "algo=ppo", "algo.clip=-1"])

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+LARGEST_FLOAT = 3.4028234e38  # what networks and coefficients are stored in is float32
+LARGEST_INT = 2**63 - 1
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message is one sentence for each fault, one on a line."""
@@ -35,6 +38,8 @@ class EnvConfig:
     backend: str = key("native", "who steps it", choices=("native", "sync", "async"))
     normalize_observation: bool = key(False, "divide observations by running statistics of each member")
     normalize_reward: bool = key(False, "divide rewards by the running deviation of the discounted return")
+    flatten_images: bool = key(False, "accept images as observations, their pixels as one long vector")
+    action_mask: bool = key(False, "take only actions that info['action_mask'] allows (Discrete, MultiDiscrete)")
     kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
 
 
@@ -252,8 +257,12 @@ def problems(config: Config) -> Iterator[str]:
 def _range_problems(config: Config) -> Iterator[str]:
     for name, f, value in keys(config):
         bounds = f.metadata["bounds"]
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name} is {value}; it must be a finite number {allowed(bounds)}".rstrip()
+        if isinstance(value, list) and any(isinstance(x, (list, dict)) for x in value):  # OmegaConf lets them pass
+            yield f"{name} is {value}; it must be {type_in_words(f)}"
+            return
+        unlike = not_a_number(value)
+        if unlike:
+            yield f"{name} is {value}; it must be {unlike} {allowed(bounds)}".rstrip()
         elif value is not None and not within(value, bounds):
             yield f"{name} is {value}; it must be {allowed(bounds)}"
     for name, widths in (
@@ -341,6 +350,19 @@ def _grpo_problems(config: Config, algo: GRPOConfig) -> Iterator[str]:
             f"algo.num_minibatches is {algo.num_minibatches}; with algo=grpo it must be <= num_envs, which is "
             f"{config.num_envs}, since an episode may have a single step"
         )
+
+
+def not_a_number(value: Any) -> str:
+    """What a number must be that nothing here can count with, nan for one; empty for every other value."""
+    if isinstance(value, list):  # numbers with a fraction have checks of their own there
+        return next(filter(None, (not_a_number(x) for x in value if isinstance(x, int))), "")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+        return "a finite number in float32"
+    if isinstance(value, int) and not -LARGEST_INT <= value <= LARGEST_INT:
+        return "a number of 64 bits"
+    return ""
 
 
 def within(value: Any, bounds: dict[str, Any]) -> bool:

@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode
+
+from rlkit.envs.failure import EnvironmentFailure, in_words
+from rlkit.envs.spaces import ActionSpec
+from rlkit.modules import load_module
 
 BACKENDS = ("native", "sync", "async")
 NATIVE = {  # Gymnasium id -> batched class
@@ -21,13 +26,14 @@ NATIVE = {  # Gymnasium id -> batched class
     "Pendulum-v1": "rlkit.envs.pendulum:PendulumVectorEnv",
 }
 
-__all__ = ["BACKENDS", "NATIVE", "MaskedVectorEnv", "make", "register", "spec_of"]
+__all__ = ["BACKENDS", "NATIVE", "EnvironmentFailure", "MaskedVectorEnv", "make", "register", "spec_of"]
 
 
 class MaskedVectorEnv(Protocol):
     """What `make` returns, as types: a Gymnasium VectorEnv with masked steps, lists of seeds and forked lanes."""
 
     num_envs: int
+    action_mask: Any  # bool [lanes, A], the legal actions of each lane now; None where all are always legal
     metadata: dict[str, Any]
     single_observation_space: Space[Any]
     single_action_space: Space[Any]
@@ -55,12 +61,15 @@ def make(
     max_episode_steps: int | None = None,
     render_mode: str | None = None,
     flatten_images: bool = False,
+    action_mask: bool = False,
+    members: int = 1,
     **kwargs: Any,
 ) -> MaskedVectorEnv:
     """Make `num_envs` lanes of an environment, observed as flat float32 vectors [lanes, D].
 
     Whatever the backend, `reset` takes a list of seeds and `options["reset_mask"]`, `step(actions, mask)`
-    leaves the lanes alone where the mask is False, and `info["final_obs"]` is dense.
+    leaves the lanes alone where the mask is False, and `info["final_obs"]` is dense; nothing else of an environment's
+    own `info` is passed on.
 
     Args:
         id: a Gymnasium id, or `my_module:MyEnv-v0`, which imports my_module first.
@@ -69,11 +78,14 @@ def make(
         max_episode_steps: time limit in steps; None is the registered one.
         render_mode: given to the environment.
         flatten_images: accept image observations, as one long vector.
+        action_mask: keep in `action_mask` what each lane gives as info["action_mask"], which it then must.
+        members: owners of the lanes, in equal parts; a failure names the one whose environment it is.
         **kwargs: arguments of the environment's constructor.
 
     Raises:
-        ValueError: an unknown id or backend, an id without a native class, or observations that are no
-            vectors.
+        ValueError: an unknown id or backend, an id without a native class, observations that are no vectors, or
+            actions or a backend without masks.
+        EnvironmentFailure: the environment's constructor raised something that is not about its arguments.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
@@ -86,25 +98,48 @@ def make(
             raise ValueError(
                 f"{id} has no native backend (only {', '.join(NATIVE)}); use backend=sync or backend=async"
             )
+        if action_mask:
+            raise ValueError("env.action_mask is true; native environments give no masks, all actions are legal there")
         module, name = native.split(":")
         native_class = getattr(importlib.import_module(module), name)
         envs: MaskedVectorEnv = native_class(num_envs, max_episode_steps, autoreset_mode, render_mode, **kwargs)
         envs.spec = spec
         return envs
 
-    from rlkit.envs.gym import MaskedAsyncVectorEnv, MaskedSyncVectorEnv, flat_observations
+    from rlkit.envs.guard import Guarded
+    from rlkit.envs.gym import MaskedAsyncVectorEnv, MaskedSyncVectorEnv
 
     if render_mode is not None:  # not every environment knows the argument
         kwargs["render_mode"] = render_mode
 
     def copy() -> gymnasium.Env[Any, Any]:
-        env = gymnasium.make(spec, max_episode_steps=max_episode_steps, **kwargs)
-        return flat_observations(env, flatten_images)
+        env = made(id, spec, max_episode_steps, kwargs)
+        return Guarded(env, flatten_images, action_mask)
 
     vector_class = MaskedSyncVectorEnv if backend == "sync" else MaskedAsyncVectorEnv
-    envs = vector_class([copy] * num_envs, autoreset_mode=autoreset_mode)
-    envs.spec = spec
-    return envs
+    vector = vector_class([copy] * num_envs, autoreset_mode=autoreset_mode)
+    vector.spec, vector.members = spec, members
+    if action_mask:
+        vector.action_mask = np.ones((num_envs, sum(ActionSpec.of(vector.single_action_space).sizes)), bool)
+    return vector
+
+
+def made(id: str, spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Make one environment of Gymnasium's.
+
+    Raises:
+        ValueError, TypeError: arguments were given, and this is what the constructor says of them.
+        gymnasium.error.Error: a package is missing, for one.
+        EnvironmentFailure: whatever else it raised.
+    """
+    try:
+        return gymnasium.make(spec, max_episode_steps=limit, **kwargs)
+    except gymnasium.error.Error:
+        raise
+    except (Exception, SystemExit) as error:
+        if kwargs and isinstance(error, (ValueError, TypeError)):
+            raise
+        raise EnvironmentFailure.of(error, f"{id} cannot be made: it raised {in_words(error)}") from None
 
 
 def spec_of(id: str) -> EnvSpec:
@@ -116,7 +151,7 @@ def spec_of(id: str) -> EnvSpec:
     module, _, name = id.rpartition(":")
     if module:
         try:
-            importlib.import_module(module)
+            load_module(module)
         except ImportError as error:
             raise ValueError(f"env.id={id}: the module {module} cannot be imported ({error})") from error
     if name not in gymnasium.registry:

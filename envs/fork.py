@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Env
+from gymnasium.spaces import Space
 from gymnasium.utils.env_checker import data_equivalence
 
+from rlkit.envs.spaces import MASK, ActionSpec
 from rlkit.envs.streams import Array
 
 Outcome = dict[str, Any]  # an environment's answer to one action, by name
@@ -85,14 +87,16 @@ def _played(env: Env[Any, Any]) -> tuple[list[Any], list[Outcome], int]:
     """Return random actions (None: a reset), their outcomes, and after how many of them to copy."""
     space = deepcopy(env.action_space)  # the environment may draw from its own
     space.seed(_SEED)
-    env.reset(seed=_SEED)
+    mask = env.reset(seed=_SEED)[1].get(MASK)
+    rng = np.random.default_rng(_SEED)
     actions: list[Any] = []
     outcomes: list[Outcome] = []
     fork, end, ended = 0, _LONGEST, False
     while (step := len(actions)) <= end + _ON:
-        action = None if ended or step == _LONGEST else space.sample()
+        action = None if ended or step == _LONGEST else _chosen(space, mask, rng)
         actions.append(action)
         outcomes.append(_outcome(env, action))
+        mask = outcomes[-1].get(MASK)
         ended = outcomes[-1].get("terminated") or outcomes[-1].get("truncated", False)
         if ended and step >= _EARLY:
             end = min(end, step)
@@ -101,11 +105,24 @@ def _played(env: Env[Any, Any]) -> tuple[list[Any], list[Outcome], int]:
     return actions, outcomes, fork
 
 
+def _chosen(space: Space[Any], mask: Array | None, rng: np.random.Generator) -> Any:
+    """A random action, and where there is a mask, bool [A], one that it allows."""
+    if mask is None:
+        return space.sample()
+    spec = ActionSpec.of(space)
+    heads = np.split(np.where(mask, rng.random(len(mask)), -1.0), np.cumsum(spec.sizes)[:-1])
+    return spec.legal(np.array([[head.argmax() for head in heads]]))[0]
+
+
 def _outcome(env: Env[Any, Any], action: Any) -> Outcome:
     if action is None:
-        return {"observation": deepcopy(env.reset()[0])}  # copied: environments may write it anew in place
-    obs, reward, terminated, truncated, _ = env.step(action)
-    return {"observation": deepcopy(obs), "reward": reward, "terminated": terminated, "truncated": truncated}
+        obs, info = env.reset()
+        outcome: Outcome = {}
+    else:
+        obs, reward, terminated, truncated, info = env.step(action)
+        outcome = {"reward": reward, "terminated": terminated, "truncated": truncated}
+    outcome |= {MASK: info[MASK]} if MASK in info else {}
+    return {"observation": deepcopy(obs), **outcome}  # copied: environments may write it anew in place
 
 
 def _compare(env: Env[Any, Any], whose: str, actions: list[Any], outcomes: list[Outcome]) -> None:

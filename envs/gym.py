@@ -1,4 +1,4 @@
-"""Gymnasium's Sync and Async vector environments with masked steps and forks, and the wrapping of each copy.
+"""Gymnasium's Sync and Async vector environments with masked steps and forks.
 
 Masked: `step(actions, mask)` leaves the lanes where the mask is False alone, as `NativeVectorEnv.step` does.
 """
@@ -6,7 +6,6 @@ Masked: `step(actions, mask)` leaves the lanes where the mask is False alone, as
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterable
@@ -16,26 +15,38 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Env
-from gymnasium.spaces import Box, Dict, Space, Tuple
-from gymnasium.spaces.utils import flatten_space
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate, iterate
-from gymnasium.wrappers import FlattenObservation, TransformObservation
 
-from rlkit.envs.fork import check_copies, copied, env_name, lane_pairs
+from rlkit.envs.failure import EnvironmentFailure
+from rlkit.envs.fork import check_copies, copied, lane_pairs
 from rlkit.envs.native import Step, checked_mask
+from rlkit.envs.spaces import MASK
 from rlkit.envs.streams import Array, Seeds, lane_seeds
 
 
 class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
     """SyncVectorEnv whose `step` takes a mask and whose lanes can be forked."""
 
+    members = 1
+    action_mask: Array | None = None
     _copies_checked = False
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As SyncVectorEnv; a list of seeds may hold any integers."""
-        return super().reset(seed=lane_seeds(seed, self.num_envs), options=own_options(options))
+        try:
+            obs, info = super().reset(seed=lane_seeds(seed, self.num_envs), options=own_options(options))
+        except EnvironmentFailure as failure:
+            raise self._placed(failure) from None
+        note_masks(self.action_mask, info)
+        return obs, info
+
+    def _placed(self, failure: EnvironmentFailure) -> EnvironmentFailure:
+        """Say in which lane an environment failed."""
+        lane = [env.get_wrapper_attr("failed") for env in self.envs].index(True)
+        return failure.in_lane(lane, self.num_envs, self.members)
 
     def step(self, actions: Any, mask: Array | None = None) -> Step:
         """Step the lanes where mask, bool [lanes], is True; the contract of `NativeVectorEnv.step`."""
@@ -48,9 +59,13 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
         self.envs = stepped  # type: ignore[assignment]
         try:
             obs, reward, terminated, truncated, info = super().step(actions)
+        except EnvironmentFailure as failure:
+            self.envs = envs
+            raise self._placed(failure) from None
         finally:
             self.envs = envs
         self._autoreset_envs |= waiting
+        note_masks(self.action_mask, info)
         return obs, reward, terminated, truncated, dense_final_obs(info, self.single_observation_space)
 
     def fork(self, source: Any, target: Any) -> Any:
@@ -67,7 +82,11 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
         source, target = lane_pairs(source, target, self.num_envs)
         if not self._copies_checked:
             for make_env in {id(make_env): make_env for make_env in self.env_fns}.values():
-                check_copies(make_env)
+                try:
+                    check_copies(make_env)
+                except EnvironmentFailure as failure:
+                    how = "an environment, played at random to see whether it can be copied,"
+                    raise EnvironmentFailure(f"{how} {failure.text}", trace=failure.trace) from None
             self._copies_checked = True
         # All are copied before any is replaced: a lane may be both source and target.
         copies = [(copied(self.envs[lane]), deepcopy(self._env_obs[lane])) for lane in source.tolist()]
@@ -76,6 +95,8 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
             self.envs[lane], self._env_obs[lane] = env, obs
         for values in (self._rewards, self._terminations, self._truncations, self._autoreset_envs):
             values[target] = values[source]
+        if self.action_mask is not None:
+            self.action_mask[target] = self.action_mask[source]
         self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
         return deepcopy(self._observations)
 
@@ -93,9 +114,12 @@ class _Idle:
 class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
     """AsyncVectorEnv whose `step` takes a mask; nothing is sent to the worker of an idle lane.
 
-    An exception in a worker ends all workers and is raised here with the worker's traceback as a note.
+    An exception in a worker ends all workers and is raised here, an environment's own as an EnvironmentFailure.
     Workers ignore Ctrl-C: the main process decides when they end.
     """
+
+    members = 1
+    action_mask: Array | None = None
 
     def __init__(
         self,
@@ -116,6 +140,7 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
                 raise
             raise self._worker_died() from error
         self._ended[lanes] = False
+        note_masks(self.action_mask, answer[1])
         return answer
 
     def step(self, actions: Any, mask: Array | None = None) -> Step:
@@ -158,6 +183,7 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         self._raise_if_errors(successes)
         self._state = AsyncState.DEFAULT
         self._ended[self._active] = (terminated | truncated)[self._active]
+        note_masks(self.action_mask, info)
         info = dense_final_obs(info, self.single_observation_space)
         return deepcopy(self.observations), reward, terminated, truncated, info
 
@@ -183,41 +209,34 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         self._state = AsyncState.DEFAULT
         self.close()
         index, _, error, trace = min(errors, key=lambda item: int(item[0]))
+        if isinstance(error, EnvironmentFailure):
+            raise error.in_lane(index, self.num_envs, self.members)
         error.add_note(f"raised in environment {index} of {self.num_envs}:\n{trace}")
         raise error
 
-    def _worker_died(self) -> RuntimeError:
+    def _worker_died(self) -> EnvironmentFailure:
         """End the other workers; return the error that says which one is gone."""
         self._state = AsyncState.DEFAULT
         ended = wait([process.sentinel for process in self.processes], timeout=5.0)
         dead = [lane for lane, process in enumerate(self.processes) if process.sentinel in ended]
         self.close(terminate=True)
-        return RuntimeError(f"the worker process of environment {dead} ended unexpectedly")
-
-
-class _PicklableErrors:
-    """An error queue that replaces an exception which would not survive the way to the main process."""
-
-    def __init__(self, queue: Any) -> None:
-        self.queue = queue
-
-    def put(self, item: tuple[int, type[BaseException], BaseException, str]) -> None:
-        index, kind, error, trace = item
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # any failure to pickle means the same: send the words alone
-            kind, error = RuntimeError, RuntimeError(f"{kind.__name__}: {error}")
-        self.queue.put((index, kind, error, trace))
+        return EnvironmentFailure(f"the worker process of environment {dead} ended unexpectedly")
 
 
 def _worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    errors = _PicklableErrors(errors)
     try:
         _async_worker(index, env_fn, pipe, parent_pipe, memory, errors, *rest)
     except Exception as error:  # Gymnasium's worker sends all but what making the environment raises
         errors.put((index, type(error), error, traceback.format_exc()))
         pipe.send((None, False))
+
+
+def note_masks(masks: Array | None, info: dict[str, Any]) -> None:
+    """Write the action masks that some lanes gave into those of all, bool [lanes, A], if they are wanted."""
+    if masks is not None and MASK in info:
+        given = info[f"_{MASK}"]
+        masks[given] = info[MASK][given]
 
 
 def active_lanes(mask: Array | None, lanes: int) -> Array:
@@ -245,45 +264,3 @@ def dense_final_obs(info: dict[str, Any], space: Space[Any]) -> dict[str, Any]:
         dense[ended] = np.stack(list(info["final_obs"][ended]))
         info["final_obs"] = dense
     return info
-
-
-def flat_observations(env: Env[Any, Any], flatten_images: bool = False) -> Env[Any, Any]:
-    """Wrap one environment so that its observations are flat float32 vectors.
-
-    A Discrete observation becomes one-hot, the parts of a Tuple or Dict are put end to end.
-
-    Raises:
-        ValueError: the observation is (or holds) an image, a Box of rank 3, and flatten_images is False; or
-            it cannot be flattened to a fixed size.
-    """
-    space = env.observation_space
-    name = env_name(env)
-    if has_image(space) and not flatten_images:
-        raise ValueError(
-            f"{name} observes images ({space}), which the networks here cannot see; "
-            "env.flatten_images=true feeds their pixels as one vector"
-        )
-    if not isinstance(space, Box) or len(space.shape) != 1:
-        if not isinstance(flatten_space(space), Box):
-            raise ValueError(f"{name} observes {space}, which has no fixed size and cannot be made a vector")
-        env = FlattenObservation(env)
-    space = env.observation_space
-    if isinstance(space, Box) and space.dtype != np.float32:
-        with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-        env = TransformObservation(env, as_float32, Box(low, high, dtype=np.float32))
-    return env
-
-
-def as_float32(obs: Any) -> Array:
-    """Return the observation in float32."""
-    return np.asarray(obs, dtype=np.float32)
-
-
-def has_image(space: Space[Any]) -> bool:
-    """Whether a space is, or a Tuple or Dict space holds, a Box of rank 3."""
-    if isinstance(space, Dict):
-        return any(has_image(part) for part in space.spaces.values())
-    if isinstance(space, Tuple):
-        return any(has_image(part) for part in space.spaces)
-    return isinstance(space, Box) and len(space.shape) == 3

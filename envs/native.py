@@ -39,6 +39,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
     scalar_id: ClassVar[str]  # Gymnasium's id: spaces, registered time limit and renderer come from there
     start_size: ClassVar[int]  # doubles that one start state takes from the random stream
     draws_in_step = False  # whether `transition` draws from the lanes' streams
+    action_mask = None  # all actions are legal in every state
 
     def __init__(
         self,

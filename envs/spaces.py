@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rlkit.envs.streams import Array
 
+MASK = "action_mask"  # the key of `info` that names the legal actions
 _EDGE = 1e-6  # of the way from the middle to a bound: what tanh of a raw action stays short of it
 
 
@@ -34,10 +35,13 @@ class ActionSpec:
         """Return the specification of Box, Discrete, MultiDiscrete or MultiBinary.
 
         Raises:
-            ValueError: another kind of space, or a Box of integers.
+            ValueError: another kind of space, a Box of integers, or one without an action.
         """
+        if isinstance(space, (Box, MultiDiscrete, MultiBinary)) and not math.prod(space.shape):
+            raise ValueError(f"the action space {space} holds no action")
         if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
-            low, high = (bound.astype(np.float32).ravel() for bound in (space.low, space.high))
+            with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
+                low, high = (bound.astype(np.float32).ravel() for bound in (space.low, space.high))
             return cls("continuous", space, (), math.prod(space.shape), low, high)
         if isinstance(space, Discrete):
             sizes: tuple[int, ...] = (int(space.n),)
@@ -51,6 +55,29 @@ class ActionSpec:
             )
         nothing = np.zeros(0, np.float32)
         return cls("discrete", space, sizes, len(sizes), nothing, nothing)
+
+    @property
+    def maskable(self) -> bool:
+        """Whether single actions can be forbidden: those of Discrete and MultiDiscrete."""
+        return isinstance(self.space, (Discrete, MultiDiscrete))
+
+    def mask(self, given: Any) -> Array:
+        """Return an action mask as bool [A], A the actions of all heads end to end; True is legal.
+
+        Args:
+            given: A numbers, or a tuple with an array (or again a tuple) for each head.
+
+        Raises:
+            ValueError: it has another size, or forbids every action of a head.
+        """
+        mask = _end_to_end(given).astype(bool)
+        if len(mask) != sum(self.sizes):
+            raise ValueError(f"it has {len(mask)} numbers, the actions are {sum(self.sizes)}")
+        ends = np.cumsum(self.sizes)
+        for head, part in enumerate(np.split(mask, ends[:-1])):
+            if not part.any():
+                raise ValueError(f"it forbids every action{f' of dimension {head}' if len(self.sizes) > 1 else ''}")
+        return mask
 
     def check_squash(self) -> None:
         """Raise ValueError if there are no bounds that tanh could reach: discrete actions, or an infinite one."""
@@ -114,3 +141,9 @@ class ActionSpec:
         if len(outside):
             first = outside[0]
             raise ValueError(f"the action of row {first} is {action[first].tolist()}, which is outside of {self.space}")
+
+
+def _end_to_end(given: Any) -> Array:
+    if isinstance(given, (tuple, list)) and any(isinstance(part, (tuple, list, np.ndarray)) for part in given):
+        return np.concatenate([_end_to_end(part) for part in given])
+    return np.ravel(given)

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from rlkit.group_relative import (
     summarise_groups,
     time_bins,
 )
+from rlkit.modules import load_module
 from rlkit.off_policy import v_trace
 
 __all__ = [
@@ -107,17 +107,27 @@ def find_estimator(name: str) -> Estimator:
     if ":" in name:
         module, function = name.split(":", 1)
         try:
-            found = getattr(import_module(module), function)
+            found = getattr(load_module(module), function)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"algo.advantage is {name!r}, which cannot be imported: {error}") from error
         if not callable(found):
             raise ValueError(f"algo.advantage is {name!r}, which is not a function")
+        if not isinstance(found, Estimator) and not _takes_three(found):
+            raise ValueError(f"algo.advantage is {name!r}, which does not take (rollout, gamma, gae_lambda)")
         return found if isinstance(found, Estimator) else Estimator(found)
     if name not in ESTIMATORS:
         near = get_close_matches(name, ESTIMATORS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"algo.advantage is {name!r}; it must be one of {', '.join(sorted(ESTIMATORS))}{hint}")
     return ESTIMATORS[name]
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind_partial(None, 1.0, 1.0)
+    except (TypeError, ValueError):  # the latter: it tells nothing of what it takes
+        return False
+    return True
 
 
 # --- critic-based --------------------------------------------------------------------------------------------------

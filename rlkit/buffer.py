@@ -43,7 +43,7 @@ class Rollout:
     truncated: Tensor  # bool [T, M, N]
     valid: Tensor  # bool [T, M, N]
     group: Tensor | None = None  # int64 [M, N]: the group of each environment's episode
-    offset: Tensor | None = None  # [T, M, N, A]: what exploration added to the behaviour distribution's parameters
+    offset: Tensor | None = None  # [T, M, N, A]: what exploration and masks added to the distribution's parameters
     value: Tensor | None = None  # [T, M, N] V(obs), where a critic exists
     final_value: Tensor | None = None  # [T, M, N] V(final_obs) where it is filled
     advantage: Tensor | None = None  # [T, M, N]
@@ -112,9 +112,9 @@ class Batch(Mapping[str, Tensor]):
     """Columns of equal height, each a tensor [M, B, ...], read as `batch.advantage` or `batch["advantage"]`.
 
     Columns of every batch: obs, action, log_prob, old_* (behaviour parameters), advantage, ret, weight, value where a
-    critic exists, and offset where there is exploration; where not all rows are fresh, importance and lane (int64, the
-    column of the rollout that a row is from). `count` [M] says how many leading rows of each member are
-    real; the rest are padding, of weight 0. A further column of weights has a name that ends in `_weight`, so that
+    critic exists, and offset where there is exploration or an action mask; where not all rows are fresh, importance and
+    lane (int64, the column of the rollout that a row is from). `count` [M] says how many leading rows of each member
+    are real; the rest are padding, of weight 0. A further column of weights has a name that ends in `_weight`, so that
     padding gets weight 0 there too.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -13,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from rlkit.advantage import CRITIC, ESTIMATORS, GROUPS, Estimator, find_estimator
 from rlkit.aggregation import AGGREGATIONS
@@ -28,17 +27,19 @@ from rlkit.conf.schema import (
     PPOConfig,
     allowed,
     choice,
+    not_a_number,
     problems,
     within,
 )
 from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
-from rlkit.faults import no_such_key
+from rlkit.faults import no_such_key, sentence
 from rlkit.keepers import keep_best
 from rlkit.keepers.keeper import Keeper
 from rlkit.link import Chain, Link
 from rlkit.loop import Learner, UpdateSettings
+from rlkit.modules import load_module
 from rlkit.normalize import Normalizer, RewardScale
 from rlkit.optimizer import Adam
 from rlkit.phases.phase import Phase
@@ -59,11 +60,16 @@ def to_config(raw: DictConfig) -> Config:
         ConfigError: with one line for each key that is unknown, out of range or at odds with another.
     """
     schema = ALGO_SCHEMAS.get(raw.algo.name, AlgoConfig)
+    recipe = OmegaConf.get_type(raw, "algo")
+    if recipe in ALGO_SCHEMAS.values() and schema in ALGO_SCHEMAS.values() and recipe is not schema:
+        raise ConfigError(f"algo.name is {raw.algo.name}, but another algo is chosen; write algo={raw.algo.name}")
     try:
         typed = OmegaConf.merge(OmegaConf.structured(Config(algo=schema())), raw)
         config: Config = OmegaConf.to_object(typed)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} must be given") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(sentence(error)) from error
     for check in (partial(_unknown_keys, raw), problems, _recipe_problems, _environment_problems):
         faults = list(check(config))  # a later check relies on those before it
         if faults:
@@ -113,6 +119,8 @@ def _argument_problems(
         elif not _fits(value, wanted[key].default):
             kind = type(wanted[key].default).__name__
             yield f"algo.advantage_args.{key} is {value!r}; it must be of type {kind}"
+        elif unlike := not_a_number(value):
+            yield f"algo.advantage_args.{key} is {value}; it must be {unlike}"
         elif not within(value, bounds):
             yield f"algo.advantage_args.{key} is {value}; it must be {allowed(bounds)}"
 
@@ -173,6 +181,9 @@ def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | N
             backend=config.env.backend,
             autoreset_mode=mode,
             max_episode_steps=limit,
+            flatten_images=config.env.flatten_images,
+            action_mask=config.env.action_mask,
+            members=min(config.members, num_envs),
             **config.env.kwargs,
         )
     except (ValueError, gymnasium.error.Error) as error:  # the latter where a package of the environment is missing
@@ -218,7 +229,7 @@ def build_learner(config: Config) -> Learner:
             "rollout_steps": algo.num_steps * config.num_envs if isinstance(algo, PPOConfig) else None,
             "episode_limit": limit,  # steps, or None
         }
-        pieces = {name: _stabilizer(name, dict(entry), context) for name, entry in config.stabilizer.items()}
+        pieces = {name: _stabilizer(name, entry, context) for name, entry in config.stabilizer.items()}
         keepers: dict[str, Keeper] = {name: piece for name, piece in pieces.items() if isinstance(piece, Keeper)}
         if keepers and not config.eval.every:
             raise ValueError(
@@ -249,9 +260,11 @@ def build_learner(config: Config) -> Learner:
         elif isinstance(algo, GRPOConfig):
             shape = {"group_size": algo.group_size, "groups": algo.groups}
         collector = recipe.collector(envs, actions, streams, exploration=exploration, **shape)
-    except ValueError as error:
+    except Exception as error:
         envs.close()
-        raise ConfigError(str(error)) from error
+        if isinstance(error, ValueError):
+            raise ConfigError(str(error)) from error
+        raise
     return Learner(
         policy=policy,
         optimizer=optimizer,
@@ -354,15 +367,18 @@ def _chain(config: Config, recipe: Any, schedules: dict[str, Schedule], pieces: 
     return Chain(**dict(sorted(links.items(), key=lambda entry: entry[1].adds_rows)))  # rewards first, then rows
 
 
-def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link | Keeper | Phase:
+def _stabilizer(name: str, entry: Any, context: dict[str, Any]) -> Link | Keeper | Phase:
     """Build one `stabilizer` entry: its `_target_` gets the entry's keys and what it names of the context."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"stabilizer.{name} is {entry!r}; it must hold keys and values")
+    entry = dict(entry)
     path = entry.pop("_target_", None)
     if path is None:
         raise ValueError(f"stabilizer.{name} has no _target_, the class of the link")
     module, _, class_name = str(path).rpartition(".")
     try:
-        target = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError, ValueError) as error:  # the last where there is no module
+        target = getattr(load_module(module), class_name)
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"stabilizer.{name}._target_ is {path}, which cannot be imported: {error}") from error
     if not (isinstance(target, type) and issubclass(target, (Link, Keeper, Phase))):
         raise ValueError(f"stabilizer.{name} is a {path}, which is not a Link, a Keeper or a Phase")
@@ -374,6 +390,8 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
         if not _fits(value, wanted[key].default):
             kind = type(wanted[key].default).__name__
             raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {kind}")
+        if unlike := not_a_number(value):
+            raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {unlike}")
         if value is not None and not within(value, target.bounds.get(key, {})):
             raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {allowed(target.bounds[key])}")
     given = {k: v for k, v in context.items() if k in wanted} | entry

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from rlkit.buffer import Rollout, gather_rows, valid_rows
+from rlkit.distributions import forbidding
 from rlkit.envs import MaskedVectorEnv
+from rlkit.envs.failure import EnvironmentFailure
 from rlkit.exploration import Exploration
-from rlkit.faults import Fault
 from rlkit.policy import Policy
 from rlkit.streams import Purpose, Streams
 
 _NOISE_BLOCK = 64  # steps of action noise drawn at once
+MOST_NOISE = 1e4  # in place of infinite Gumbel noise, which would take an action that a mask forbids; the rest is < 110
 
 
 class ActionMap(Protocol):
@@ -29,20 +31,8 @@ class ActionMap(Protocol):
     def legal(self, raw: np.ndarray, squash: bool = False) -> np.ndarray: ...
 
 
-class NonFiniteError(Fault):
-    """An environment gave a reward or an observation that is not a number, or infinite.
-
-    Args:
-        text: what happened; `{member}` in it stands for the member's number.
-        member: whom it happened to.
-    """
-
-    def __init__(self, text: str, member: int | None = None) -> None:
-        super().__init__(text, member)
-        self.text, self.member = text, member
-
-    def __str__(self) -> str:
-        return self.text.format(member=self.member)
+class NonFiniteError(EnvironmentFailure):
+    """An environment gave a reward or an observation that is not a number, or infinite."""
 
 
 def action_noise(
@@ -55,6 +45,7 @@ def action_noise(
             block = np.stack([rng.standard_exponential(shape, dtype=np.float32) for rng in rngs], 1)
             with np.errstate(divide="ignore"):
                 np.negative(np.log(block, out=block), out=block)
+            np.minimum(block, MOST_NOISE, out=block)
         else:
             block = np.stack([rng.standard_normal(shape, dtype=np.float32) for rng in rngs], 1)
         yield from block
@@ -64,6 +55,7 @@ class Actor:
     """Acts in M*N environments step by step while the weights stay as they are, and keeps what it did.
 
     Args:
+        envs: M*N environments, whose action masks, if they have any, are obeyed.
         noise: standard action noise of each step, [M, N, A].
         exploration: what offsets the policy's distribution, if anything.
     """
@@ -71,29 +63,38 @@ class Actor:
     def __init__(
         self,
         policy: Policy,
+        envs: MaskedVectorEnv,
         actions: ActionMap,
         noise: Iterator[np.ndarray],
-        num_envs: int,
         exploration: Exploration | None = None,
     ) -> None:
-        self.members, self.lanes, self.num_envs = policy.members, policy.members * num_envs, num_envs
-        self.actions, self.noise, self.exploration = actions, noise, exploration
+        self.members, self.lanes, self.num_envs = policy.members, envs.num_envs, envs.num_envs // policy.members
+        self.envs, self.actions, self.noise, self.exploration = envs, actions, noise, exploration
         self.pi, self.squash, self.discrete = policy.acting(), policy.squash, policy.discrete
         self.raw: list[np.ndarray] = []  # each [M, N, A]
-        self.offset: list[np.ndarray] = []  # the same; empty without exploration
+        self.offset: list[np.ndarray] = []  # the same; empty without exploration and masks
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Return legal actions [M*N, ...] at obs [M*N, D]."""
         stacked = obs.reshape(self.members, self.num_envs, -1)
         dist = self.pi(stacked)
-        if self.exploration is not None:
-            self.offset.append(self.exploration.offset(torch.from_numpy(stacked)).numpy())
-            dist = dist.shifted(self.offset[-1])
+        offset = self._offset(stacked)
+        if offset is not None:
+            self.offset.append(offset)
+            dist = dist.shifted(offset)
         raw = dist.sample(next(self.noise))
         if not self.discrete and not np.isfinite(raw).all():  # before the environment sees it
             check_finite("obs", obs[None], self.num_envs, len(self.raw))
         self.raw.append(raw)
         return self.actions.legal(raw.reshape(self.lanes, -1), self.squash)
+
+    def _offset(self, obs: np.ndarray) -> np.ndarray | None:
+        """What exploration adds to the distribution's parameters, and what forbids illegal actions, [M, N, A]."""
+        explored = None if self.exploration is None else self.exploration.offset(torch.from_numpy(obs)).numpy()
+        if self.envs.action_mask is None:
+            return explored
+        forbidden = forbidding(self.envs.action_mask).reshape(*obs.shape[:2], -1)
+        return forbidden if explored is None else explored + forbidden
 
 
 class Collector:
@@ -120,7 +121,7 @@ class Collector:
         noise = action_noise(policy, self.streams.open(noise_of, iteration), self.num_envs)
         if self.exploration is not None:
             self.exploration.begin(self.streams.open(offsets_of, iteration))
-        return Actor(policy, self.actions, noise, self.num_envs, self.exploration)
+        return Actor(policy, self.envs, self.actions, noise, self.exploration)
 
     def restart(self, lanes: np.ndarray) -> None:
         """Tell exploration that episodes begin in these environments, bool [M*N]."""
@@ -234,8 +235,9 @@ class Windows(Collector):
                 self.restart(ended)
         last = ~(terminations[-1] | truncations[-1]) & mask
         final_obs[-1][last] = self.obs[last]
+        rollout = self.record(policy, steps, act)
         self._finish(rewards, terminations | truncations, mask)
-        return self.record(policy, steps, act)
+        return rollout
 
     def _finish(self, reward: np.ndarray, ended: np.ndarray, mask: np.ndarray) -> None:
         """Note the episodes that ended in a window, and what the others have so far; arrays [T, lanes]."""

@@ -164,7 +164,7 @@ def _of_run(folder: Path, episodes: int) -> Steps:
             obs, _ = envs.reset(seed=part + part[:1] * (lanes - len(part)))
             alive = np.arange(lanes) < len(part)
             while alive.any():
-                action = agent.act(obs)
+                action = agent.act(obs, action_mask=envs.action_mask)
                 rows.append((obs[alive], action[alive]))
                 obs, _, terminated, truncated, _ = envs.step(action, None if alive.all() else alive)
                 alive = alive & ~(terminated | truncated)

@@ -9,15 +9,13 @@ The same lines are told while a run trains, and at its end (log.diagnose=false: 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from rlkit.recorded import ReportError, read_metrics
+from rlkit.recorded import ReportError, read_metrics, read_summary
 from rlkit.series import EVALUATION, RETURN, WINDOW, Series
 from rlkit.symptoms import Finding, findings
 from rlkit.train import EXIT_FAULT, complain
@@ -104,12 +102,12 @@ def read(folder: Path) -> tuple[str, Series]:
         ReportError: its files are damaged.
     """
     try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        summary = read_summary(folder)
     except FileNotFoundError:
         summary = {}
-    except ValueError as error:
-        raise ReportError(f"{folder}: its summary.json is damaged ({error})") from error
-    with (folder / "metrics.csv").open() as file:
+    except ReportError as error:
+        raise ReportError(f"{folder}: {error}") from error
+    with (folder / "metrics.csv").open(errors="replace") as file:
         members = max(file.readline().count(",") - 3, 1)
     diverged = np.array([status == "diverged" for status in summary.get("status", [])] or [False] * members)
     series = Series(members, read_metrics(folder / "metrics.csv", members), diverged)
@@ -150,7 +148,10 @@ def page(folder: Path) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.diagnose`; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m rlkit.diagnose", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m rlkit.diagnose",
+        description=__doc__,
+        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")
     options = parser.parse_args(arguments)

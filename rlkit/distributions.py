@@ -15,6 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+FORBIDDEN = -1e9  # added to a logit: its probability is then 0 to the last bit, and 0 log 0 is 0, not nan
+
+
+def forbidding(legal: np.ndarray) -> np.ndarray:
+    """Return offsets to logits, float32 [..., A], that leave the legal actions (bool) as they are and allow no other.
+
+    A mask is an offset like those of `rlkit.exploration`: stored with the row, it makes pi(. | s) of the legal actions
+    alone, and so log-probability, ratio, entropy, KL and their gradients (Huang & Ontanon 2022).
+    """
+    return np.where(legal, np.float32(0), np.float32(FORBIDDEN))
 
 
 def library(x: Any) -> Any:

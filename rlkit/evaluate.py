@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Space, flatten
-from numpy.typing import ArrayLike
+from gymnasium.spaces import Space
 from torch import Tensor
 
-from rlkit.collect import ActionMap, action_noise
+from rlkit.collect import MOST_NOISE, ActionMap, action_noise
+from rlkit.distributions import forbidding
 from rlkit.envs import MaskedVectorEnv
+from rlkit.envs.guard import flattened
+from rlkit.envs.spaces import ActionSpec
 from rlkit.policy import Policy
 from rlkit.streams import Purpose
 
@@ -65,6 +68,8 @@ class Evaluator:
         total = np.zeros(lanes)
         while alive.any():
             dist = pi(obs.reshape(self.members, self.lanes, -1))
+            if self.envs.action_mask is not None:
+                dist = dist.shifted(forbidding(self.envs.action_mask).reshape(self.members, self.lanes, -1))
             raw = dist.mode() if noise is None else dist.sample(next(noise))  # type: ignore[call-overload]
             legal = self.actions.legal(raw.reshape(lanes, -1), policy.squash)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
@@ -79,25 +84,24 @@ class Evaluator:
 class Agent:
     """One trained member: `act` gives legal actions for one observation or a batch."""
 
-    def __init__(self, policy: Policy, actions: ActionMap, space: Space[Any], member: int) -> None:
+    def __init__(self, policy: Policy, actions: ActionSpec, space: Space[Any], member: int) -> None:
         self.policy, self.actions, self.space, self.member = policy, actions, space, member
 
     @torch.no_grad()
-    def act(self, obs: ArrayLike, deterministic: bool = True) -> np.ndarray:
+    def act(self, obs: Any, deterministic: bool = True, action_mask: Any = None) -> np.ndarray:
         """Return the action for an observation, or actions for a batch [B, D].
 
         Args:
             obs: an observation as the environment gives it, or flattened ones [D] or [B, D].
             deterministic: the most likely action; else a sample (torch's global generator).
+            action_mask: the legal actions, as the environment gives them in info["action_mask"], or bool [B, A] for a
+                batch; None allows all.
 
         Raises:
-            ValueError: the observation has another shape.
+            ValueError: the observation has another shape, or the mask does not fit.
         """
-        # what lies in the environment's own space is one observation; a batch is of flattened ones
-        if isinstance(self.space, Box):
-            obs = np.ravel(obs) if np.shape(obs) == self.space.shape else obs
-        elif self.space.contains(obs):
-            obs = np.asarray(flatten(self.space, obs))
+        with suppress(ValueError):  # what is of the environment's own space is one observation
+            obs = flattened(self.space, obs)
         if np.ndim(obs) not in (1, 2) or np.shape(obs)[-1] != self.policy.obs_size:
             wanted = self.policy.obs_size
             raise ValueError(f"obs has shape {np.shape(obs)}; one observation is [{wanted}], a batch [B, {wanted}]")
@@ -105,14 +109,23 @@ class Agent:
         rows = np.atleast_2d(np.asarray(obs, dtype=np.float32))  # [B, D]
         stack = torch.from_numpy(rows).expand(self.policy.members, -1, -1)
         dist = self.policy.distribution(stack)
+        if action_mask is not None:
+            dist = dist.shifted(torch.from_numpy(forbidding(self._masks(action_mask, single))))
         if deterministic:
             raw = dist.mode()
         else:
             shape = (self.policy.members, len(rows), self.policy.action_size)
             gumbel = self.policy.noise_kind == "gumbel"
-            raw = dist.sample(-torch.empty(shape).exponential_().log() if gumbel else torch.randn(shape))
+            noise = -torch.empty(shape).exponential_().log() if gumbel else torch.randn(shape)
+            raw = dist.sample(noise.clamp(max=MOST_NOISE))
         legal = self.actions.legal(raw[self.member].numpy(), self.policy.squash)
         return legal[0] if single else legal
+
+    def _masks(self, given: Any, single: bool) -> np.ndarray:
+        """Masks, bool [B, A], checked."""
+        if not self.actions.maskable:
+            raise ValueError(f"action_mask is given; actions in {self.actions.space} can have none")
+        return np.stack([self.actions.mask(mask) for mask in ([given] if single else given)])
 
 
 def load(path: str | Path, member: int | str = "best", checkpoint: str = "last") -> Agent:

@@ -10,10 +10,13 @@ from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice
 
 
 class Fault(RuntimeError):
-    """What ends a run whose configuration was sound; the message is one sentence, which needs no stack trace."""
+    """What ends a run whose configuration was sound; the message is one sentence, which needs no stack trace of ours."""
+
+    trace = ""  # that of a user's own code, to be shown before the sentence
 
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
+NO_CHOICE = re.compile(r"null|true|false|nan|inf|\{.*|[-+]?[\d._]+(e[-+]?\d+)?|", re.IGNORECASE)  # not words of a group
 OPEN = {"env.kwargs": "the environment's constructor", "algo.advantage_args": "the estimator"}  # keys of one's own
 # fmt: off
 HYDRA_OPTIONS = {
@@ -36,10 +39,20 @@ def check_arguments(arguments: Iterable[str]) -> None:
             for wanted in value.split(","):
                 if wanted not in options("tuned"):
                     raise ConfigError(unknown("tuned", wanted, options("tuned")))
-        elif name in ("env", "algo") and value == "null":
+        elif name in GROUPS and _no_choice(name, value):
             raise ConfigError(unknown(name, value, options(name)))
+        elif argument in ("~env", "~algo"):
+            group = argument[1:]
+            raise ConfigError(f"{argument} leaves no {group}; it must be one of {', '.join(options(group))}")
         elif name.startswith("-") and name not in HYDRA_OPTIONS:
             raise ConfigError(f"{argument} is not an option; keys are written without dashes: members=4")
+
+
+def _no_choice(group: str, value: str) -> bool:
+    """Whether a group is given a value that is no word, and of env and algo also no list of words."""
+    if group == "experiment" and value == "null":
+        return False
+    return NO_CHOICE.fullmatch(value) is not None or (group in ("env", "algo") and value.startswith("["))
 
 
 def unknown(key: str, value: str, known: list[str]) -> str:
@@ -69,6 +82,8 @@ def sentence(error: Exception) -> str:
         return wrong_type(full_key[1], wrong[2])
     subject = text.split("\n")[0].replace("Error merging override ", "")
     reason = cause.split("\n")[0]
+    if full_key and full_key[1] not in subject:
+        subject = f"{full_key[1]}: {subject}"
     return subject if reason in subject else f"{subject}: {reason}"
 
 

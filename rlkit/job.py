@@ -55,8 +55,10 @@ def prepare(raw: DictConfig, processes: int | None = None, threads: int = 1) -> 
 
     Raises:
         rlkit.build.ConfigError: the configuration cannot run.
+        rlkit.envs.EnvironmentFailure: the environment cannot be made or reset.
     """
     from rlkit.build import build_evaluator, build_learner, to_config
+    from rlkit.conf.schema import ConfigError
     from rlkit.session import FINAL_EPISODES
     from rlkit.team import Team, num_processes
 
@@ -67,11 +69,24 @@ def prepare(raw: DictConfig, processes: int | None = None, threads: int = 1) -> 
         team = Team(config, number)
         return Prepared(config, team, team.evaluator, team.close, number)
     with ExitStack() as opened:
-        learner = build_learner(config)
-        opened.callback(learner.close)
-        evaluator = build_evaluator(config, FINAL_EPISODES)
-        opened.callback(evaluator.close)
+        try:
+            learner = build_learner(config)
+            opened.callback(learner.close)
+            evaluator = build_evaluator(config, FINAL_EPISODES)
+            opened.callback(evaluator.close)
+        except (MemoryError, RuntimeError) as error:
+            if out_of_memory(error):
+                raise ConfigError(out_of_memory(error)) from error
+            raise
         return Prepared(config, learner, evaluator, opened.pop_all().close)
+
+
+def out_of_memory(error: Exception) -> str:
+    """Say that there is not enough memory, if that is what an error of NumPy or torch says; else nothing."""
+    if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        return ""
+    reason = str(error).split("\n")[0]
+    return f"there is not enough memory ({reason}); members, num_envs, algo.num_steps or policy.hidden must be smaller"
 
 
 def check_folder(folder: Path) -> None:

@@ -62,7 +62,7 @@ class Pilots(Episodes):
         for k in range(self.rounds):
             noise = action_noise(policy, self.streams.open(Purpose.PILOT_ACTION, k), self.num_envs)
             obs, _ = self.envs.reset(seed=seeds[:, k].flatten().tolist())
-            steps = self.play(Actor(policy, self.actions, noise, self.num_envs), obs, lanes)
+            steps = self.play(Actor(policy, self.envs, self.actions, noise), obs, lanes)
             check_finite("reward", steps["reward"], self.num_envs)
             returns[:, k] = steps["reward"].sum(0).reshape(self.members, self.num_envs)
             self.env_steps += torch.from_numpy(steps["valid"].sum(0).reshape(self.members, self.num_envs).sum(1))

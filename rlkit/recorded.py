@@ -142,9 +142,9 @@ def _read(folder: Path) -> tuple[str, Record | None]:
     if not (folder / "summary.json").exists():
         return "it has no summary.json, so it has not finished", None
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-    except ValueError as error:
-        return f"its summary.json is damaged ({error})", None
+        summary = read_summary(folder)
+    except ReportError as error:
+        return str(error), None
     missing = [name for name in NEEDED if name not in summary]
     if missing:
         return f"its summary.json has no {missing[0]}", None
@@ -153,13 +153,32 @@ def _read(folder: Path) -> tuple[str, Record | None]:
     configuration = folder / ".hydra" / "config.yaml"
     if not configuration.exists():
         return "it has no .hydra/config.yaml, so its settings are not known", None
-    settings = dict(leaves(OmegaConf.to_container(OmegaConf.load(configuration))))
     listed = folder / ".hydra" / "overrides.yaml"
-    overrides = [str(override) for override in OmegaConf.load(listed)] if listed.exists() else []
+    try:
+        settings = dict(leaves(OmegaConf.to_container(OmegaConf.load(configuration))))
+        overrides = [str(override) for override in OmegaConf.load(listed)] if listed.exists() else []
+    except Exception as error:  # YAML and OmegaConf raise many kinds
+        return f"a file of its .hydra is damaged ({' '.join(str(error).split())})", None
     curves = read_metrics(folder / "metrics.csv", summary["members"])
     if "eval/return" not in curves:
         return "its metrics.csv has no eval/return", None
     return "", Record(folder, summary, settings, overrides, curves)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return what a run's `summary.json` holds.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ReportError: it is damaged.
+    """
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+    except ValueError as error:
+        raise ReportError(f"its summary.json is damaged ({error})") from error
+    if not isinstance(summary, dict):
+        raise ReportError("its summary.json is damaged (it holds no names)")
+    return summary
 
 
 def read_metrics(path: Path, members: int) -> dict[str, Curve]:

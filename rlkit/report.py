@@ -93,7 +93,10 @@ def write(parts: Parts, notes: Sequence[str], folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.report`; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m rlkit.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m rlkit.report",
+        description=__doc__,
+        epilog="Exit status: 0 done, 1 no run is found or a file is damaged or cannot be written, 2 a wrong option.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write report.md, report.csv and report.html there")

@@ -27,6 +27,7 @@ from rlkit import __version__
 from rlkit.build import reward_threshold
 from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import ConfigError
+from rlkit.faults import Fault
 from rlkit.files import write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import machine, prepare
@@ -101,7 +102,7 @@ def train(trial: optuna.Trial, plan: Plan, folder: Path, tell: Tell, stop: Calla
     Raises:
         optuna.TrialPruned: an evaluation during training was not good enough.
         ConfigError: the configuration cannot run.
-        NonFiniteError: an environment gave what is not a number.
+        Fault: an environment failed, or gave what is not a number.
         KeyboardInterrupt: `stop` said so before the end.
     """
     prepared = prepare(plan.configure(trial.params))
@@ -251,7 +252,7 @@ class Study:
             raise
         except Exception as error:
             trial.set_user_attr("reason", "; ".join(str(error).split("\n")) or repr(error))
-            if not isinstance(error, (ConfigError, NonFiniteError)):
+            if not isinstance(error, (ConfigError, Fault)):
                 raise
         finally:
             with self._locked():

@@ -185,13 +185,16 @@ def _measured(outcome: Outcome, folder: Path) -> Outcome:
 
 
 def _fault(error: BaseException, folder: Path) -> str:
-    """Say in one line why a job failed; where that is not a user's mistake its folder gets the stack trace."""
+    """Say in one line why a job failed; its folder gets the stack trace, where that says more."""
     import traceback
 
-    if isinstance(error, (ConfigError, Fault)):
-        return "; ".join(str(error).split("\n"))
-    (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
-    return f"{_one_line(error)} (the folder's traceback.txt says where)"
+    known = isinstance(error, (ConfigError, Fault))
+    said = "; ".join(str(error).split("\n")) if known else _one_line(error)
+    trace = getattr(error, "trace", "") if known else "".join(traceback.format_exception(error))
+    if not trace:
+        return said
+    (folder / "traceback.txt").write_text(trace)
+    return f"{said} (the folder's traceback.txt says where)"
 
 
 def _one_line(error: BaseException) -> str:

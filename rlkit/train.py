@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.interrupt import Terminated
-from rlkit.job import Prepared, Run, check_folder, execute, machine, prepare
+from rlkit.job import Prepared, Run, check_folder, execute, machine, out_of_memory, prepare
 from rlkit.usage import help_page
 
 if TYPE_CHECKING:
@@ -160,7 +160,10 @@ def _run_hydra(arguments: list[str]) -> int:
     if not any(argument.startswith("-") for argument in arguments):
         config, folder = compose(arguments)
         check_folder(folder)
-        prepared = prepare(config)
+        try:
+            prepared = prepare(config)
+        except Exception as error:
+            return _end(error, folder)
 
     @hydra.main(version_base="1.3", config_path="pkg://rlkit.conf", config_name="config")
     def job(config: DictConfig) -> None:
@@ -208,10 +211,12 @@ def _end(error: Exception, folder: Path) -> int:
 
     if isinstance(error, (ConfigError, BrokenPipeError)):
         raise error
-    text = str(error)
-    if not isinstance(error, Fault):
+    text = str(error) if isinstance(error, Fault) else out_of_memory(error)
+    if isinstance(error, Fault) and error.trace:
+        print(error.trace, file=sys.stderr)
+    if not text:
         traceback.print_exception(error)
-        text = f"the run ended with {type(error).__name__}: {text}".split("\n")[0]
+        text = f"the run ended with {type(error).__name__}: {error}".split("\n")[0]
     if (folder / "checkpoint.pt").exists():
         text += f"; resume={folder} goes on from its last checkpoint"
     return complain(text, EXIT_FAULT)

@@ -8,10 +8,11 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 import rlkit.envs
 from rlkit.envs.fork import check_copies
+from rlkit.envs.guard import Guarded
 from rlkit.envs.gym import MaskedAsyncVectorEnv, MaskedSyncVectorEnv
 
 COPYABLE = (
@@ -183,7 +184,7 @@ def test_slips_of_frozen_lake_are_copied_through_the_wrappers():
     while env is not env.unwrapped:
         wrappers.add(type(env))
         env = env.env
-    assert {TimeLimit, OrderEnforcing, FlattenObservation} <= wrappers
+    assert {TimeLimit, OrderEnforcing, Guarded} <= wrappers
     envs.reset(seed=[0, 1, 2])
     rng = np.random.default_rng(0)
     envs.step(rng.integers(4, size=3))

@@ -1,0 +1,45 @@
+"""The one exception for an environment with which a run cannot go on."""
+
+from __future__ import annotations
+
+import traceback
+
+from rlkit.faults import Fault
+
+
+class EnvironmentFailure(Fault):
+    """An environment raised an exception, or gave what nothing can be learned from.
+
+    Args:
+        text: what happened, in one sentence; `{member}` in it stands for the member's number.
+        member: whom it happened to.
+        trace: the stack trace of the environment's own exception; empty where it raised none.
+    """
+
+    def __init__(self, text: str, member: int | None = None, trace: str = "") -> None:
+        super().__init__(text, member, trace)
+        self.text, self.member, self.trace = text, member, trace
+        if trace:
+            self.add_note(trace)
+
+    def __str__(self) -> str:
+        return self.text.replace("{member}", str(self.member))
+
+    @classmethod
+    def of(cls, error: BaseException, text: str) -> EnvironmentFailure:
+        """Return the failure that an exception of the environment is; its first frame, which caught it, is left out."""
+        frames = error.__traceback__
+        lines = traceback.format_exception(error.with_traceback(frames.tb_next if frames else None))
+        return cls(text, trace="".join(lines).rstrip())
+
+    def in_lane(self, lane: int, lanes: int, members: int) -> EnvironmentFailure:
+        """Return it with the environment's place: `lane` of `lanes`, of which each member has equally many."""
+        each = max(lanes // members, 1)
+        where = f"environment {lane % each} of member {{member}}"
+        return EnvironmentFailure(f"{where} {self.text}", lane // each, self.trace)
+
+
+def in_words(error: BaseException) -> str:
+    """Name an exception and the first line of its message, if it has one."""
+    message = str(error).strip().partition("\n")[0]
+    return type(error).__name__ + (f": {message}" if message else "")

@@ -144,7 +144,8 @@ def test_of_four_jobs_the_second_fails_is_named_and_the_others_finish(here):
     assert [(row["job"], row["status"]) for row in rows] == [("0", "ok"), ("1", "failed"), ("2", "ok"), ("3", "ok")]
     assert [row["env_steps"] for row in rows] == ["64", "", "64", "64"]
     assert all(0 <= float(row["eval_return"]) <= length for row, length in zip(rows[::2], (5, 7), strict=True))
-    assert rows[1]["fault"] == "RuntimeError: the motor is off (the folder's traceback.txt says where)"
+    raised = "environment 0 of member 0 raised RuntimeError: the motor is off in step 1"
+    assert rows[1]["fault"] == f"{raised} (the folder's traceback.txt says where)"
     assert "in step" in (folder / rows[1]["folder"] / "traceback.txt").read_text()
     told, last = [line for line in err.splitlines() if line.startswith("rlkit: ")]
     assert told.startswith("rlkit: job 1 (") and told.endswith(f"+env.kwargs.length=0): {rows[1]['fault']}")

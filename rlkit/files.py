@@ -9,10 +9,17 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; it takes the place of `path` where the block ends without an error."""
+    """Give a path beside `path` to write to; it takes the place of `path` where the block ends without an error.
+
+    After an error nothing is left of it.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    temporary.replace(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

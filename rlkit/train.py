@@ -46,6 +46,7 @@ class Prepared:
     config: Config
     learner: Learner | Team
     evaluator: Any  # `rlkit.session.Evaluate`
+    recorder: Any  # `rlkit.session.Record`, or None
     close: Callable[[], None]  # ends environments and processes
 
 
@@ -62,15 +63,24 @@ def prepare(raw: DictConfig) -> Prepared:
     config = to_config(raw)
     use_threads()
     processes = num_processes(config)
-    if processes > 1:
-        team = Team(config, processes)
-        return Prepared(config, team, team.evaluator, team.close)
     with ExitStack() as opened:
-        learner = build_learner(config)
-        opened.callback(learner.close)
-        evaluator = build_evaluator(config, FINAL_EPISODES)
-        opened.callback(evaluator.close)
-        return Prepared(config, learner, evaluator, opened.pop_all().close)
+        learner: Learner | Team
+        if processes > 1:
+            learner = Team(config, processes)
+            opened.callback(learner.close)
+            evaluator: Any = learner.evaluator
+        else:
+            learner = build_learner(config)
+            opened.callback(learner.close)
+            evaluator = build_evaluator(config, FINAL_EPISODES)
+            opened.callback(evaluator.close)
+        recorder = None
+        if config.eval.video:
+            from rlkit.video import Recorder
+
+            recorder = Recorder(config)
+            opened.callback(recorder.close)
+        return Prepared(config, learner, evaluator, recorder, opened.pop_all().close)
 
 
 def check_folder(folder: Path) -> None:
@@ -103,6 +113,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
     from rlkit.diagnose import Diagnosis
     from rlkit.metrics import Logger
     from rlkit.session import Session
+    from rlkit.team import Team
 
     config, learner, evaluator = prepared.config, prepared.learner, prepared.evaluator
     check_folder(folder)
@@ -122,11 +133,13 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
             threshold=reward_threshold(config),
             stop_when_solved=config.stop_when_solved,
             diagnosis=Diagnosis(config.members) if config.log.diagnose else None,
+            recorder=prepared.recorder,
             about={
                 "env": config.env.id,
                 "algo": config.algo.name,
                 "seed": config.seed,
                 "members": config.members,
+                "processes": len(learner.parts) if isinstance(learner, Team) else 1,
                 "total_steps": config.total_steps,
                 "version": __version__,
                 "machine": machine(),

@@ -27,12 +27,13 @@ def start_seeds(episodes: int, seed: int = 0) -> list[int]:
     Args:
         seed: 0 for those of every evaluation during training and at its end; another number for others.
     """
-    rng = np.random.default_rng(_sequence(Purpose.EVALUATION, seed))
+    rng = _generator(Purpose.EVALUATION, 0, seed)
     return [int(number) for number in rng.integers(0, 2**31, episodes)]
 
 
-def _sequence(purpose: Purpose, seed: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([purpose, seed] if seed else [purpose])
+def _generator(purpose: Purpose, turn: int, seed: int) -> np.random.Generator:
+    # zeros at the end of a SeedSequence change nothing
+    return np.random.default_rng(np.random.SeedSequence([purpose, turn, seed]))
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class Evaluator:
             seed: which start states and which streams, 0 for those of training.
         """
         seeds = start_seeds(episodes, seed)
-        rngs = [np.random.default_rng(_sequence(Purpose.EVALUATION_ACTION, seed)) for _ in range(self.members)]
-        noise = action_noise(policy, rngs, self.lanes) if stochastic else None
         returns, lengths = np.zeros((self.members, episodes)), np.zeros((self.members, episodes), np.int64)
-        for start in range(0, episodes, self.lanes):
+        for turn, start in enumerate(range(0, episodes, self.lanes)):
+            # a stream for each turn: how long one takes depends on the other members
+            rngs = [_generator(Purpose.EVALUATION_ACTION, turn, seed) for _ in range(self.members)]
+            noise = action_noise(policy, rngs, self.lanes) if stochastic else None
             part = seeds[start : start + self.lanes]
             places = slice(start, start + len(part))
             idle = self.lanes - len(part)
@@ -110,7 +112,7 @@ class Evaluator:
             if self.watch is not None:
                 self.watch()
             if self.progress is not None:
-                self.progress((ended + self.members * real - np.count_nonzero(alive)) / episodes)
+                self.progress(float(ended + self.members * real - np.count_nonzero(alive)) / episodes)
         return total.reshape(self.members, self.lanes), steps.reshape(self.members, self.lanes)
 
     def close(self) -> None:

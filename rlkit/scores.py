@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlkit import __version__
 from rlkit.conf.schema import ConfigError
@@ -55,9 +56,14 @@ class Scores:
     lengths: np.ndarray
 
     @property
+    def means(self) -> np.ndarray:
+        """Mean return of each member, [K], summed in the order in which the end of a training sums."""
+        return np.asarray(torch.from_numpy(self.returns).mean(1))
+
+    @property
     def best(self) -> int:
         """Number of the member with the highest mean return."""
-        return self.members[int(np.nan_to_num(self.returns.mean(1), nan=-np.inf).argmax())]
+        return self.members[int(np.nan_to_num(self.means, nan=-np.inf).argmax())]
 
     def title(self) -> str:
         """What was played, in one line."""
@@ -70,7 +76,7 @@ class Scores:
         """All numbers, with what it takes to get them again."""
         from rlkit.evaluate import start_seeds
 
-        config, means = self.run.config, self.returns.mean(1)
+        config, means = self.run.config, self.means
         return {
             "run": str(self.run.folder),
             "checkpoint": self.run.checkpoint,

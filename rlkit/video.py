@@ -1,13 +1,12 @@
-"""Episodes to look at: recorded as MP4 or GIF, or shown in a window. Gymnasium draws, moviepy and Pillow encode."""
+"""Episodes to look at: recorded as MP4 or GIF, or shown in a window. Gymnasium draws, moviepy's FFmpeg encodes."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,28 +22,41 @@ from rlkit.files import replacing
 from rlkit.policy import Policy
 
 HINT = "pip install 'rlkit[video]'"
-GIF_RATE = 25  # frames a second at most: they wait in memory, and 25 a second look smooth
+GIF_RATE = 25  # frames a second at most; browsers show no more than 50, and 25 look smooth
 GIF_SECONDS = 60  # what comes later is left out
-PALETTE_FRAMES = 16  # frames that the colours of a GIF are chosen from
-# even numbers of rows and columns in the usual pixel format: browsers play no other H.264
-EVEN = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4"]
-Take = Callable[[np.ndarray], None]
 
 
 class VideoError(RuntimeError):
     """What keeps an episode from being recorded or shown; the message is one sentence."""
 
 
+def _mp4(fps: float) -> tuple[str, list[str]]:
+    """What browsers play: even numbers of rows and columns in the usual pixel format."""
+    return "libx264", ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4"]
+
+
+def _gif(fps: float) -> tuple[str, list[str]]:
+    """One palette, chosen from all frames, and no dithering: what is drawn has few colours."""
+    colours = "split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none:diff_mode=rectangle"
+    filters = f"fps={min(fps, GIF_RATE):g},trim=duration={GIF_SECONDS},{colours}"
+    return "gif", ["-vf", filters, "-loop", "0", "-f", "gif"]
+
+
+ENCODERS = {".mp4": _mp4, ".gif": _gif}  # ending of the file -> (frames a second -> FFmpeg's codec, its other options)
+
+
 @contextmanager
-def _mp4(path: Path, fps: float) -> Iterator[Take]:
-    """Encode frames as they come, so that none waits in memory."""
+def writing(path: Path, kind: str, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+    """Give what takes frames, uint8 [height, width, 3], and encodes them as they come."""
     from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
 
+    codec, options = ENCODERS[kind](fps)
     writers: list[Any] = []  # opened by the first frame, whose size it takes
 
     def take(frame: np.ndarray) -> None:
         if not writers:
-            writers.append(FFMPEG_VideoWriter(str(path), frame.shape[1::-1], fps, ffmpeg_params=EVEN))
+            size = frame.shape[1::-1]
+            writers.append(FFMPEG_VideoWriter(str(path), size, fps, codec=codec, ffmpeg_params=options))
         writers[0].write_frame(frame)
 
     try:
@@ -54,35 +66,6 @@ def _mp4(path: Path, fps: float) -> Iterator[Take]:
             writer.close()
 
 
-@contextmanager
-def _gif(path: Path, fps: float) -> Iterator[Take]:
-    """Keep at most `GIF_RATE` frames a second and write them at the end, all with one palette."""
-    from PIL import Image
-
-    stride = max(1, round(fps / GIF_RATE))
-    frames: list[np.ndarray] = []
-    numbers = itertools.count()
-
-    def take(frame: np.ndarray) -> None:
-        number = next(numbers)
-        if number % stride == 0 and number < GIF_SECONDS * fps:
-            frames.append(frame)
-
-    yield take
-    some = frames[:: max(1, len(frames) // PALETTE_FRAMES)]
-    palette = Image.fromarray(np.concatenate(some)).quantize(dither=Image.Dither.NONE)
-    first, *rest = (Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
-    duration = round(1000 * stride / fps)
-    first.save(path, "GIF", save_all=True, append_images=rest, duration=duration, loop=0, optimize=True)
-
-
-# ending of the file -> what writes it, the module that takes
-WRITERS: dict[str, tuple[Callable[[Path, float], AbstractContextManager[Take]], str]] = {
-    ".mp4": (_mp4, "moviepy"),
-    ".gif": (_gif, "PIL"),
-}
-
-
 def check(path: Path, name: str) -> None:
     """Refuse a file that cannot be written as a video.
 
@@ -90,13 +73,12 @@ def check(path: Path, name: str) -> None:
         name: what asks for it, with its value, for the message.
 
     Raises:
-        VideoError: another ending than .mp4 or .gif, or a package is missing.
+        VideoError: another ending than .mp4 or .gif, or moviepy is missing.
     """
-    if path.suffix.lower() not in WRITERS:
-        raise VideoError(f"{name}; it must end in {' or '.join(WRITERS)}")
-    module = WRITERS[path.suffix.lower()][1]
-    if find_spec(module) is None:
-        raise VideoError(f"{name}, which needs {'Pillow' if module == 'PIL' else module}: {HINT}")
+    if path.suffix.lower() not in ENCODERS:
+        raise VideoError(f"{name}; it must end in {' or '.join(ENCODERS)}")
+    if find_spec("moviepy") is None:
+        raise VideoError(f"{name}, which needs moviepy: {HINT}")
 
 
 def check_display(name: str) -> None:
@@ -162,10 +144,9 @@ class Stage:
         Raises:
             VideoError: drawing or writing fails.
         """
-        write, _ = WRITERS[path.suffix.lower()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary, write(temporary, self.fps) as take:
+            with replacing(path) as temporary, writing(temporary, path.suffix.lower(), self.fps) as take:
                 self.evaluator.watch = lambda: take(self.frame(self.evaluator))
                 return float(self.play(policy, stochastic, seed)[0])
         except Exception as error:  # whatever a renderer or an encoder raises

@@ -141,7 +141,7 @@ def test_seed_0_means_the_start_states_of_training_and_another_seed_others(train
 def test_the_number_of_environments_changes_rounding_alone(trained):
     run = trained("sync")
     assert np.array_equal(played(run, episodes=5, num_envs=2).lengths, played(run, episodes=5).lengths)
-    assert 100 > FOREIGN_EVALUATION_LANES  # so that the 100 episodes of the run itself took several turns
+    assert FOREIGN_EVALUATION_LANES < 100  # so that the 100 episodes of the run itself took several turns
 
 
 def test_progress_rises_to_one(trained):

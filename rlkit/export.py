@@ -158,6 +158,7 @@ def observations(run: SavedRun, policy: Policy, actions: Any, member: int) -> np
     return np.concatenate(rows).astype(np.float32)
 
 
+@torch.no_grad()
 def difference(outputs: Sequence[np.ndarray], policy: Policy, actions: Any, obs: np.ndarray) -> float:
     """Largest difference of a file's outputs from what a policy of one member gives for observations [B, D].
 

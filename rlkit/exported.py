@@ -36,7 +36,7 @@ class Standardize(nn.Module):
     def __init__(self, normalizer: Normalizer, member: int) -> None:
         super().__init__()
         self.clip = normalizer.clip
-        self.register_buffer("mean", normalizer.mean[member].float())
+        self.register_buffer("mean", normalizer.mean[member].float().clone())
         self.register_buffer("scale", (normalizer.var[member] + normalizer.epsilon).rsqrt().float())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,12 +81,13 @@ class ExportedPolicy(nn.Module):
         self.action_size, self.state_std = policy.action_size, policy.state_std
         self.shape = list(space.shape)
         self.dtype: torch.dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
-        if isinstance(space, Box):
+        if isinstance(space, Box):  # tensors of their own: a file cannot hold parts of others
             for name in ("low", "high"):
-                self.register_buffer(name, torch.from_numpy(getattr(space, name)))
-            self.register_buffer("log_std", torch.zeros(0) if policy.log_std is None else policy.log_std[member, 0])
+                self.register_buffer(name, torch.tensor(getattr(space, name)))
+        if policy.log_std is not None:
+            self.register_buffer("log_std", policy.log_std.detach()[member, 0].clone())
         start = np.ravel(space.start) if isinstance(space, (Discrete, MultiDiscrete)) else np.zeros(len(self.sizes))
-        self.register_buffer("start", torch.from_numpy(start.astype(np.int64)))
+        self.register_buffer("start", torch.tensor(start.astype(np.int64)))
 
     @property
     def outputs(self) -> list[str]:
@@ -104,10 +105,11 @@ class ExportedPolicy(nn.Module):
         return index.to(self.dtype).reshape(-1, *self.shape), torch.cat(heads, -1)
 
     def _scale(self, output: Tensor) -> tuple[Tensor, ...]:
-        mean, log_std = output, self.log_std
         if self.state_std:
             mean, log_std = output.split(self.action_size, -1)
             log_std = log_std.clamp(*LOG_STD_RANGE)
+        else:
+            mean, log_std = output, self.log_std
         action = mean.reshape(-1, *self.shape)
         if self.squash:
             low, high = self.low.float(), self.high.float()

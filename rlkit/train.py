@@ -111,6 +111,7 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
     """
     from rlkit.build import reward_threshold
     from rlkit.diagnose import Diagnosis
+    from rlkit.evaluate import Evaluator
     from rlkit.metrics import Logger
     from rlkit.session import Session
     from rlkit.team import Team
@@ -120,6 +121,8 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.env.name} {config.algo.name}"
     logger = Logger(folder, members=config.members, total_steps=config.total_steps, title=title, show=show)
+    if isinstance(evaluator, Evaluator):
+        evaluator.progress = lambda share: logger.busy(f"evaluation {share:.0%}")
     try:
         session = Session(
             learner=learner,

@@ -44,7 +44,7 @@ class SavedRun:
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError
+        from yaml import YAMLError  # type: ignore[import-untyped]
 
         from rlkit.build import to_config
         from rlkit.keepers.checkpoint import load

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import sys
@@ -38,8 +40,7 @@ def _mp4(fps: float) -> tuple[str, list[str]]:
 def _gif(fps: float) -> tuple[str, list[str]]:
     """One palette, chosen from all frames, and no dithering: what is drawn has few colours."""
     colours = "split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none:diff_mode=rectangle"
-    filters = f"fps={min(fps, GIF_RATE):g},trim=duration={GIF_SECONDS},{colours}"
-    return "gif", ["-vf", filters, "-loop", "0", "-f", "gif"]
+    return "gif", ["-vf", f"fps={min(fps, GIF_RATE):g},{colours}", "-loop", "0", "-f", "gif"]
 
 
 ENCODERS = {".mp4": _mp4, ".gif": _gif}  # ending of the file -> (frames a second -> FFmpeg's codec, its other options)
@@ -51,13 +52,16 @@ def writing(path: Path, kind: str, fps: float) -> Iterator[Callable[[np.ndarray]
     from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
 
     codec, options = ENCODERS[kind](fps)
+    most = GIF_SECONDS * fps if kind == ".gif" else math.inf
+    numbers = itertools.count()
     writers: list[Any] = []  # opened by the first frame, whose size it takes
 
     def take(frame: np.ndarray) -> None:
         if not writers:
             size = frame.shape[1::-1]
             writers.append(FFMPEG_VideoWriter(str(path), size, fps, codec=codec, ffmpeg_params=options))
-        writers[0].write_frame(frame)
+        if next(numbers) < most:
+            writers[0].write_frame(frame)
 
     try:
         yield take

@@ -36,7 +36,7 @@ SPACES = {
 OBSERVED = {
     "numbers": Box(-np.inf, np.inf, (3,), np.float64),
     "one-hot": Discrete(5),
-    "parts": Dict({"a": Box(0, 255, (2,), np.uint8), "b": Tuple((Discrete(2), MultiDiscrete([2, 3])))}),
+    "parts": Dict({"a": Box(0, 3, (2,), np.uint8), "b": Tuple((Discrete(2), MultiDiscrete([2, 3])))}),
 }
 
 
@@ -48,7 +48,8 @@ class Walk(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.observation_space.seed(seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         return self.observation_space.sample(), {}
 
     def step(self, action):

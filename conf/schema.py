@@ -47,6 +47,7 @@ class EnvConfig:
 class EvalConfig:
     every: int = key(10_000, "steps of one member between evaluations; 0: only at the end", ge=0)
     episodes: int = key(20, "episodes of each evaluation during training (100 at the end)", ge=1)
+    video: int = key(0, "record an episode of the best member at every n-th evaluation; 0: never", ge=0)
 
 
 @dataclass
@@ -304,6 +305,8 @@ def _conflicts(config: Config) -> Iterator[str]:
             yield f"{name}.final is {schedule.final:g}; it must be >= 0"
     if config.stop_when_solved and not config.eval.every:
         yield "eval.every is 0; with stop_when_solved=true it must be >= 1, since evaluations say what is solved"
+    if config.eval.video and not config.eval.every:
+        yield f"eval.every is 0; with eval.video={config.eval.video} it must be >= 1, since evaluations are recorded"
     if isinstance(config.algo, PPOConfig):
         yield from _ppo_problems(config, config.algo)
     if isinstance(config.algo, GRPOConfig):

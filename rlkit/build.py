@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
@@ -51,6 +52,7 @@ EVALUATION_LANES = 4096  # native evaluation environments at once, all members t
 FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an object or a process
 NO_CLIP = 1e9  # a clip range that no ratio reaches; finite, since an infinite one times a zero advantage is nan
 DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
+LONGEST_SHOWN = 2_000  # steps of an episode that is drawn
 
 
 def to_config(raw: DictConfig) -> Config:
@@ -170,20 +172,23 @@ def reward_threshold(config: Config) -> float | None:
     return spec_of(config.env.id).reward_threshold
 
 
-def make_envs(config: Config, num_envs: int, mode: AutoresetMode, limit: int | None) -> MaskedVectorEnv:
-    """Make `num_envs` environments of the configured kind."""
+def make_envs(
+    config: Config, num_envs: int, mode: AutoresetMode, limit: int | None, render_mode: str | None = None
+) -> MaskedVectorEnv:
+    """Make `num_envs` environments of the configured kind; one that is looked at is always Gymnasium's own."""
     from rlkit.envs import make
 
     try:
         return make(
             config.env.id,
             num_envs,
-            backend=config.env.backend,
+            backend="sync" if render_mode else config.env.backend,
             autoreset_mode=mode,
             max_episode_steps=limit,
             flatten_images=config.env.flatten_images,
             action_mask=config.env.action_mask,
             members=min(config.members, num_envs),
+            render_mode=render_mode,
             **config.env.kwargs,
         )
     except (ValueError, gymnasium.error.Error) as error:  # the latter where a package of the environment is missing
@@ -281,14 +286,28 @@ def build_learner(config: Config) -> Learner:
     )
 
 
-def build_evaluator(config: Config, episodes: int) -> Evaluator:
-    """Build the evaluator, with environments of its own: as many as are useful for `episodes` episodes."""
+def evaluation_lanes(config: Config, episodes: int) -> int:
+    """How many environments of each member are useful for `episodes` episodes of an evaluation."""
+    most = EVALUATION_LANES if config.env.backend == "native" else FOREIGN_EVALUATION_LANES
+    return int(np.clip(most // config.members, 1, episodes))
+
+
+def build_evaluator(
+    config: Config, episodes: int, lanes: int | None = None, render_mode: str | None = None
+) -> Evaluator:
+    """Build the evaluator, with environments of its own.
+
+    Args:
+        episodes: how many it will usually play.
+        lanes: environments of each member; None: as many as are useful for `episodes`.
+        render_mode: "rgb_array" or "human", of environments that are looked at; their episodes end after
+            `LONGEST_SHOWN` steps at the latest.
+    """
     from rlkit.envs.spaces import ActionSpec
 
-    most = EVALUATION_LANES if config.env.backend == "native" else FOREIGN_EVALUATION_LANES
-    lanes = int(np.clip(most // config.members, 1, episodes))
-    limit = time_limit(config) or DEFAULT_TIME_LIMIT
-    envs = make_envs(config, config.members * lanes, AutoresetMode.DISABLED, limit)
+    lanes = lanes or evaluation_lanes(config, episodes)
+    limit = min(time_limit(config) or DEFAULT_TIME_LIMIT, LONGEST_SHOWN if render_mode else sys.maxsize)
+    envs = make_envs(config, config.members * lanes, AutoresetMode.DISABLED, limit, render_mode)
     return Evaluator(envs, ActionSpec.of(envs.single_action_space), config.members)
 
 

@@ -53,6 +53,9 @@ class Console:
         """Take in numbers that were logged."""
         self.note(steps, scalars)
 
+    def busy(self, text: str) -> None:
+        """Show what goes on while no step is made, if it is time to."""
+
     def message(self, text: str) -> None:
         """Show an event."""
 
@@ -143,6 +146,11 @@ class PlainConsole(Console):
         left = f"{clock(self.seconds_left())} left"
         self.message("  ".join([self.title, progress, *self.numbers(), left]))
 
+    def busy(self, text: str) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + PLAIN_SECONDS
+            self.message(f"{self.title}  {text}")
+
     def message(self, text: str) -> None:
         print(text, flush=True)
 
@@ -163,6 +171,16 @@ class RichConsole(Console):
         self._console = rich_console()
         self._live = Live(console=self._console, auto_refresh=False)
         self._due = 0.0
+        self._busy = ""  # what goes on, if it is not training
+
+    def note(self, steps: np.ndarray, scalars: dict[str, np.ndarray]) -> None:
+        super().note(steps, scalars)
+        self._busy = ""
+
+    def busy(self, text: str) -> None:
+        self._busy = text
+        if time.monotonic() >= self._due:
+            self.refresh()
 
     def refresh(self) -> None:
         if not self._live.is_started:
@@ -176,7 +194,7 @@ class RichConsole(Console):
 
         end = f"  {self.steps()}"
         left = f"  {clock(self.seconds_left())} left"
-        numbers = "  ".join(self.numbers())
+        numbers = self._busy or "  ".join(self.numbers())
         one = len(self.title) + 1 + LEAST_BAR + len(end) + 2 + len(numbers) + len(left) < width
         tail = f"{end}  {numbers}{left}" if one else f"{end}{left}"
         columns = max(min(width - len(self.title) - len(tail) - 2, 60), 0)
@@ -194,6 +212,7 @@ class RichConsole(Console):
 
     def close(self) -> None:
         super().close()
+        self._busy = ""
         if self._live.is_started:
             self.refresh()
             self._live.stop()

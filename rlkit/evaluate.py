@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +23,87 @@ from rlkit.envs.spaces import ActionSpec
 from rlkit.policy import Policy
 from rlkit.streams import Purpose
 
-# which state of a run -> its file, and the column of summary.json that says which member is the best in it
-CHECKPOINTS = {"last": ("checkpoint.pt", "eval_return"), "best": ("best.pt", "eval_peak")}
+
+def start_seeds(episodes: int, seed: int = 0) -> list[int]:
+    """Seeds of the start states of evaluation episodes 0, 1, ...: fixed, so that numbers of any two runs compare.
+
+    Args:
+        seed: 0 for those of every evaluation during training and at its end; another number for others.
+    """
+    rng = _generator(Purpose.EVALUATION, 0, seed)
+    return [int(number) for number in rng.integers(0, 2**31, episodes)]
 
 
-def start_seeds(episodes: int) -> list[int]:
-    """Seeds of the start states of evaluation episodes 0, 1, ...: fixed, so that numbers of any two runs compare."""
-    rng = np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION]))
-    return [int(seed) for seed in rng.integers(0, 2**31, episodes)]
+def _generator(purpose: Purpose, turn: int, seed: int) -> np.random.Generator:
+    # zeros at the end of a SeedSequence change nothing
+    return np.random.default_rng(np.random.SeedSequence([purpose, turn, seed]))
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Evaluation episodes, member by member; episode i of each started from start seed i."""
+
+    returns: Tensor  # [M, episodes] undiscounted
+    lengths: Tensor  # int64 [M, episodes], steps
 
 
 class Evaluator:
     """Plays episodes in environments of its own; they and their steps are not part of training.
 
+    Which episodes are played is fixed before the first step, and each lane plays its share of them to the end: were
+    episodes taken as they finish, short ones would be counted too often.
+
     Args:
         envs: M * lanes environments in DISABLED autoreset mode, with a time limit.
         actions: the map to legal actions.
         members: M.
+
+    Attributes:
+        watch: called after each reset and each step.
+        progress: called after each step with the share of the episodes that have ended, in [0, 1].
     """
 
     def __init__(self, envs: MaskedVectorEnv, actions: ActionMap, members: int) -> None:
         self.envs, self.actions, self.members = envs, actions, members
         self.lanes = envs.num_envs // members
+        self.watch: Callable[[], None] | None = None
+        self.progress: Callable[[float], None] | None = None
+
+    def __call__(self, policy: Policy, episodes: int, stochastic: bool = False) -> Tensor:
+        """Return the undiscounted return of each episode, [M, episodes]; see `play`."""
+        return self.play(policy, episodes, stochastic).returns
 
     @torch.no_grad()
-    def __call__(self, policy: Policy, episodes: int, stochastic: bool = False) -> Tensor:
-        """Return the undiscounted return of each episode, [M, episodes]: member m's episode i starts from start seed i.
+    def play(self, policy: Policy, episodes: int, stochastic: bool = False, seed: int = 0) -> Episodes:
+        """Play episodes: member m's episode i starts from start seed i.
 
         Args:
             stochastic: sample actions (from fixed streams) instead of taking the most likely.
+            seed: which start states and which streams, 0 for those of training.
         """
-        seeds = start_seeds(episodes)
-        rngs = [np.random.default_rng(np.random.SeedSequence([Purpose.EVALUATION_ACTION])) for _ in range(self.members)]
-        noise = action_noise(policy, rngs, self.lanes) if stochastic else None
-        returns = np.zeros((self.members, episodes))
-        for start in range(0, episodes, self.lanes):
+        seeds = start_seeds(episodes, seed)
+        returns, lengths = np.zeros((self.members, episodes)), np.zeros((self.members, episodes), np.int64)
+        for turn, start in enumerate(range(0, episodes, self.lanes)):
+            # a stream for each turn: how long one takes depends on the other members
+            rngs = [_generator(Purpose.EVALUATION_ACTION, turn, seed) for _ in range(self.members)]
+            noise = action_noise(policy, rngs, self.lanes) if stochastic else None
             part = seeds[start : start + self.lanes]
-            played = self._play(policy, part + part[:1] * (self.lanes - len(part)), len(part), noise)
-            returns[:, start : start + len(part)] = played[:, : len(part)]
-        return torch.from_numpy(returns)
+            places = slice(start, start + len(part))
+            idle = self.lanes - len(part)
+            ended = self.members * start
+            played = self._play(policy, part + part[:1] * idle, len(part), noise, ended, self.members * episodes)
+            returns[:, places], lengths[:, places] = (x[:, : len(part)] for x in played)
+        return Episodes(torch.from_numpy(returns), torch.from_numpy(lengths))
 
-    def _play(self, policy: Policy, seeds: list[int], real: int, noise: object) -> np.ndarray:
+    def _play(
+        self, policy: Policy, seeds: list[int], real: int, noise: object, ended: int, episodes: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         lanes = self.members * self.lanes
         obs, _ = self.envs.reset(seed=seeds * self.members)
         alive, pi = np.tile(np.arange(self.lanes) < real, self.members), policy.acting()
-        total = np.zeros(lanes)
+        total, steps = np.zeros(lanes), np.zeros(lanes, np.int64)
+        if self.watch is not None:
+            self.watch()
         while alive.any():
             dist = pi(obs.reshape(self.members, self.lanes, -1))
             if self.envs.action_mask is not None:
@@ -74,8 +112,13 @@ class Evaluator:
             legal = self.actions.legal(raw.reshape(lanes, -1), policy.squash)
             obs, reward, terminated, truncated, _ = self.envs.step(legal, None if alive.all() else alive)
             total += reward
+            steps += alive
             alive = alive & ~(terminated | truncated)
-        return total.reshape(self.members, self.lanes)
+            if self.watch is not None:
+                self.watch()
+            if self.progress is not None:
+                self.progress(float(ended + self.members * real - np.count_nonzero(alive)) / episodes)
+        return total.reshape(self.members, self.lanes), steps.reshape(self.members, self.lanes)
 
     def close(self) -> None:
         self.envs.close()
@@ -138,35 +181,25 @@ def load(path: str | Path, member: int | str = "best", checkpoint: str = "last")
 
     Raises:
         FileNotFoundError: there is no run at `path`, or, for "best", it has not ended.
-        ValueError: no such member, or the checkpoint is damaged or of another version.
+        ValueError: no such member, or the checkpoint is damaged or of another version or environment.
     """
-    from omegaconf import OmegaConf
+    from rlkit.saved import SavedRun
 
-    from rlkit.build import build_policy, to_config
-    from rlkit.keepers.checkpoint import load as load_state
-
-    if checkpoint not in CHECKPOINTS:
-        raise ValueError(f"checkpoint is {checkpoint!r}; it must be one of {', '.join(CHECKPOINTS)}")
-    folder = Path(path)
-    if not (folder / ".hydra" / "config.yaml").is_file():
-        raise FileNotFoundError(f"there is no run at {folder}: {folder / '.hydra' / 'config.yaml'} does not exist")
-    config = to_config(OmegaConf.load(folder / ".hydra" / "config.yaml"))  # type: ignore[arg-type]
-    file, column = CHECKPOINTS[checkpoint]
-    state = load_state(folder / file, env=config.env.id, algo=config.algo.name)
-    policy, actions = build_policy(config)
-    env = gymnasium.make(config.env.id, **config.env.kwargs)
+    run = SavedRun.open(path, checkpoint)
+    number = run.member(member)
+    policy, actions = run.policy(range(run.config.members))
+    env = gymnasium.make(run.config.env.id, **run.config.env.kwargs)
     space = env.observation_space
     env.close()
-    policy.load_state_dict(state["learner"]["policy"])
-    return Agent(policy, actions, space, _member(member, folder, config.members, column))
+    return Agent(policy, actions, space, number)
 
 
-def _member(member: int | str, folder: Path, members: int, column: str) -> int:
-    if member == "best":
-        summary = folder / "summary.json"
-        if not summary.is_file():
-            raise FileNotFoundError(f"{summary} does not exist, so no member is known as best: give its number")
-        return int(np.nanargmax(np.array(json.loads(summary.read_text())[column], float)))
-    if not isinstance(member, int) or not 0 <= member < members:
-        raise ValueError(f"member is {member!r}; it must be best or a number from 0 to {members - 1}")
-    return member
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m rlkit.evaluate`; returns the exit status."""
+    from rlkit.scores import main as evaluate
+
+    return evaluate(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,7 @@ from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice
 
 
 class Fault(RuntimeError):
-    """What ends a run whose configuration was sound; the message is one sentence, which needs no stack trace of ours."""
+    """What ends a run whose configuration was sound; the message is one sentence, and no stack trace is needed."""
 
     trace = ""  # that of a user's own code, to be shown before the sentence
 

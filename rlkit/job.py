@@ -42,6 +42,7 @@ class Prepared:
     config: Config
     learner: Learner | Team
     evaluator: Any  # `rlkit.session.Evaluate`
+    recorder: Any  # `rlkit.session.Record`, or None
     close: Callable[[], None]  # ends environments and processes
     processes: int = 1
 
@@ -59,26 +60,32 @@ def prepare(raw: DictConfig, processes: int | None = None, threads: int = 1) -> 
     """
     from rlkit.build import build_evaluator, build_learner, to_config
     from rlkit.conf.schema import ConfigError
+    from rlkit.evaluate import Evaluator
     from rlkit.session import FINAL_EPISODES
     from rlkit.team import Team, num_processes
 
     config = to_config(raw)
     use_threads(threads)
     number = num_processes(config if processes is None else replace(config, processes=processes))
-    if number > 1:
-        team = Team(config, number)
-        return Prepared(config, team, team.evaluator, team.close, number)
     with ExitStack() as opened:
+        learner: Learner | Team
         try:
-            learner = build_learner(config)
+            learner = Team(config, number) if number > 1 else build_learner(config)
             opened.callback(learner.close)
-            evaluator = build_evaluator(config, FINAL_EPISODES)
-            opened.callback(evaluator.close)
+            evaluator: Any = learner.evaluator if isinstance(learner, Team) else build_evaluator(config, FINAL_EPISODES)
+            if isinstance(evaluator, Evaluator):
+                opened.callback(evaluator.close)
         except (MemoryError, RuntimeError) as error:
             if out_of_memory(error):
                 raise ConfigError(out_of_memory(error)) from error
             raise
-        return Prepared(config, learner, evaluator, opened.pop_all().close)
+        recorder = None
+        if config.eval.video:
+            from rlkit.video import Recorder
+
+            recorder = Recorder(config)
+            opened.callback(recorder.close)
+        return Prepared(config, learner, evaluator, recorder, opened.pop_all().close, number)
 
 
 def out_of_memory(error: Exception) -> str:
@@ -132,6 +139,7 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
     """Train in a folder that is ours, from the beginning or from where a checkpoint has brought the learner."""
     from rlkit.build import reward_threshold
     from rlkit.diagnose import Diagnosis
+    from rlkit.evaluate import Evaluator
     from rlkit.metrics import Logger
     from rlkit.session import Session
 
@@ -144,6 +152,8 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
         show=show,
         resumed=None if resumed is None else resumed.state.get("log", {}),
     )
+    if isinstance(prepared.evaluator, Evaluator):
+        prepared.evaluator.progress = lambda share: logger.busy(f"evaluation {share:.0%}")
     try:
         session = Session(
             learner=learner,
@@ -159,6 +169,7 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
             stop_when_solved=config.stop_when_solved,
             stop_at=config.stop_at,
             diagnosis=Diagnosis(config.members) if config.log.diagnose else None,
+            recorder=prepared.recorder,
             about=about(prepared),
         )
         if resumed is not None:

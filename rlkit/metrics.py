@@ -108,6 +108,10 @@ class Logger:
         """Move the console only; costs next to nothing unless a refresh is due."""
         self._console.progress(steps, scalars)
 
+    def busy(self, text: str) -> None:
+        """Let the console say what goes on while no step is made; as cheap as `progress`."""
+        self._console.busy(text)
+
     def message(self, text: str) -> None:
         """Tell of an event: a line on the console, and one of the text `events` in TensorBoard."""
         self._console.message(text)

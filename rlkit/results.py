@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The tables at the end of a run and of an evaluation."""
 
 from __future__ import annotations
 
@@ -58,6 +58,34 @@ def final_table(
         lines += [(part, "yellow") for text in findings for part in wrap(text, WIDTH, subsequent_indent="    ")]
     lines += [("", ""), (f"run   {folder}", "")]
     lines += [(f"{'' if k else 'show':<6}{command}", "") for k, command in enumerate(commands)]
+    _print(lines, show)
+
+
+def evaluation_table(
+    members: Sequence[int], returns: np.ndarray, lengths: np.ndarray, *, title: str, show: str = "auto"
+) -> None:
+    """Print the returns of an evaluation: a line for each member, and what the members have in common.
+
+    Args:
+        members: numbers of the members, [K].
+        returns, lengths: of each episode, [K, episodes]; lengths in steps.
+        title: heading, e.g. what was evaluated and how.
+        show: as in `final_table`.
+    """
+    heading = f"{'member':>6}  {'mean':>9}  {'std':>8}  {'min':>9}  {'max':>9}  {'length':>9}"
+    lines = [("", ""), (title, "bold"), ("", ""), (heading, "bold"), ("-" * len(heading), "dim")]
+    for m, own, length in zip(members, returns, lengths.mean(1), strict=True):
+        numbers = f"{own.mean():>9,.1f}  {own.std():>8,.1f}  {own.min():>9,.1f}  {own.max():>9,.1f}"
+        lines.append((f"{m:>6}  {numbers}  {length:>9,.1f}", ""))
+    if len(members) > 1:
+        middle, means = float(interquartile_mean(returns.mean(1))), returns.mean(1)
+        text = f"IQM {middle:,.1f}   min {means.min():,.1f}   max {means.max():,.1f}   of the members' means"
+        lines += [("", ""), (text, "bold")]
+    _print(lines, show)
+
+
+def _print(lines: Sequence[tuple[str, str]], show: str) -> None:
+    """Print lines, each with a style that only a terminal shows."""
     if show == "rich" or (show == "auto" and on_terminal()):
         output = rich_console()
         for line, style in lines:

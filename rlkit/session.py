@@ -45,6 +45,14 @@ class Evaluate(Protocol):
     def __call__(self, policy: Policy | None, episodes: int, stochastic: bool = False) -> Tensor: ...
 
 
+class Record(Protocol):
+    """Records an episode at some evaluations (`rlkit.video.Recorder`)."""
+
+    def due(self) -> bool: ...
+
+    def record(self, state: dict[str, Tensor], returns: Tensor, env_steps: Tensor, folder: Path) -> Path: ...
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """An evaluation during training."""
@@ -86,6 +94,7 @@ class Session:
         about: what the run is, which the summary says before its results, and each checkpoint too.
         on_evaluation: called after each evaluation during training; what it raises ends the training.
         diagnosis: sees all that is logged; what it finds is told, and what holds at the end is in the summary.
+        recorder: records an episode at evaluations during training, into `videos/`.
     """
 
     learner: Learner | Team
@@ -103,6 +112,7 @@ class Session:
     about: dict[str, Any] = field(default_factory=dict)
     on_evaluation: Callable[[Evaluation], None] | None = None
     diagnosis: Diagnosis | None = None
+    recorder: Record | None = None
     solved_at: list[int | None] = field(init=False)
     peak: Tensor = field(init=False)  # [M] best evaluation so far
 
@@ -177,6 +187,8 @@ class Session:
         self._evaluated = self.elapsed
         self.peak = torch.maximum(self.peak, returns.float())
         self._log({"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
+        if self.recorder is not None and self.recorder.due():
+            self._record(self.recorder, returns)
         self._tell(learner.judge(returns))
         self._note_solved(returns)
         return returns
@@ -196,6 +208,14 @@ class Session:
                 self.logger.message(f"member {m} solved at {since:,} steps")
                 if self.stop_when_solved:
                     learner.freeze(m)
+
+    def _record(self, recorder: Record, returns: Tensor) -> None:
+        """Record an episode; where that fails the training goes on, since a picture is no reason to lose it."""
+        learner = self.learner
+        try:
+            recorder.record(learner.state_dict()["policy"], returns, learner.env_steps, self.folder)
+        except Exception as error:  # whatever a renderer or an encoder raises
+            self.logger.message(f"no video of this evaluation: {' '.join(str(error).split())}")
 
     def _log(self, scalars: dict[str, np.ndarray], histograms: dict[str, np.ndarray] | None = None) -> None:
         """Write a log entry, and tell of what it shows to be wrong."""

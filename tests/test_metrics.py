@@ -25,6 +25,7 @@ from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 from tensorboard.util.tensor_util import make_ndarray
 
+import rlkit
 from rlkit.console import Console, PlainConsole, RichConsole, clock, make_console
 from rlkit.events import HEALTH, charts, histogram
 from rlkit.metrics import Logger, interquartile_mean
@@ -334,6 +335,25 @@ def test_hparams_show_metric_values_and_hide_no_extra_hyperparameter(tmp_path: P
     assert sessions["hparams"][1] == {"final/return": 487.5}
 
 
+def test_runs_of_other_algorithms_stand_side_by_side_in_the_hparams_tab(tmp_path: Path) -> None:
+    small = {"num_envs": 4, "total_steps": 64, "eval.every": 0, "log.every": 0, "policy.hidden": [4], "tuned": "none"}
+    own: dict[str, dict[str, Any]] = {
+        "ppo": {"algo.num_steps": 16, "algo.num_minibatches": 2},
+        "grpo": {"algo.group_size": 4, "algo.clip": 0.3, "stabilizer": ["ref_kl"]},
+    }
+    runs = {algo: rlkit.run(folder=tmp_path / algo, algo=algo, **small, **more) for algo, more in own.items()}
+    names, metrics, sessions = _hparams_tab(tmp_path)
+    assert {"algo.clip", "algo.num_steps", "algo.group_size", "stabilizer"} <= names  # those of one run alone, too
+    assert set(metrics) == {"final/eval_return", "final/eval_return_stochastic"}
+    assert set(sessions) == {"ppo/hparams", "grpo/hparams"}
+    for algo, run in runs.items():
+        shown, values = sessions[f"{algo}/hparams"]
+        assert shown["algo.name"] == algo and shown["env.id"] == "CartPole-v1"
+        assert ("algo.group_size" in shown) == (algo == "grpo") and ("algo.num_steps" in shown) == (algo == "ppo")
+        for name in ("eval_return", "eval_return_stochastic"):
+            assert values[f"final/{name}"] == pytest.approx(run.summary[name][0])
+
+
 # --- cost ---------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +442,26 @@ def test_speed_and_time_left_follow_the_members_that_move(monkeypatch: pytest.Mo
     assert console.speed() == 150.0
     assert console.seconds_left() == 16.0  # the second makes 50 steps a second and has 800 to go
     assert [clock(5.0), clock(65.2), clock(3723.0), clock(NAN)] == ["0:05", "1:06", "1:02:03", "-:--"]
+
+
+def test_a_slow_evaluation_is_shown_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("rlkit.console.time.monotonic", lambda: now[0])
+    console = PlainConsole(1, 1000, "CartPole grpo")
+    for k in range(25):  # a second each
+        console.busy(f"evaluation {4 * k}%")
+        now[0] += 1.0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"CartPole grpo  evaluation {20 * k}%" for k in range(1, 5)]
+    rich = RichConsole(1, 1000, "CartPole grpo")
+    rich.note(np.array([500]), {"episode/return": np.array([231.5])})
+    rich._due = np.inf
+    rich.busy("evaluation 40%")
+    assert "evaluation 40%" in rich.line(120).plain and "return" not in rich.line(120).plain
+    rich.note(np.array([600]), {})
+    assert "return 231.5" in rich.line(120).plain and "evaluation" not in rich.line(120).plain
 
 
 @pytest.mark.parametrize(("width", "lines"), [(50, 2), (80, 2), (120, 1)])

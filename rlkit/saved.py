@@ -1,0 +1,127 @@
+"""A run as it lies on disk: its configuration and what its members have learned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rlkit.conf.schema import Config, ConfigError
+from rlkit.policy import Policy
+
+# which state of a run -> its file, and the column of summary.json that says which member is the best in it
+CHECKPOINTS = {"last": ("checkpoint.pt", "eval_return"), "best": ("best.pt", "eval_peak")}
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run that has a checkpoint, finished or not.
+
+    Attributes:
+        folder: the run directory.
+        checkpoint: "last", or "best": each member at its best evaluation during training.
+        state: the policies' state; the first axis of every tensor is the members'.
+        summary: what `summary.json` holds; nothing where the run has not ended.
+    """
+
+    folder: Path
+    checkpoint: str
+    config: Config
+    state: dict[str, Tensor]
+    summary: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path, checkpoint: str = "last") -> SavedRun:
+        """Read a run.
+
+        Raises:
+            FileNotFoundError: there is no run at `path`, or it has no such checkpoint.
+            ValueError: a file is damaged, of another version, or of another environment.
+        """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError  # type: ignore[import-untyped]
+
+        from rlkit.build import to_config
+        from rlkit.keepers.checkpoint import load
+
+        if checkpoint not in CHECKPOINTS:
+            raise ValueError(f"checkpoint is {checkpoint!r}; it must be one of {', '.join(CHECKPOINTS)}")
+        folder = Path(path)
+        settings, summary = folder / ".hydra" / "config.yaml", folder / "summary.json"
+        if not settings.is_file():
+            raise FileNotFoundError(f"there is no run at {folder}: {settings} does not exist")
+        try:
+            config = to_config(OmegaConf.load(settings))  # type: ignore[arg-type]
+            known = json.loads(summary.read_text()) if summary.is_file() else {}
+        except (YAMLError, OmegaConfBaseException, json.JSONDecodeError) as error:
+            file = summary if isinstance(error, json.JSONDecodeError) else settings
+            raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+        file = folder / CHECKPOINTS[checkpoint][0]
+        state = load(file, env=config.env.id, algo=config.algo.name)["learner"]["policy"]
+        return cls(folder, checkpoint, config, state, known)
+
+    def member(self, wanted: int | str) -> int:
+        """Return the number of a member, given as it is or as "best": highest mean return in the final evaluation.
+
+        For the checkpoint "best" that is the member with the highest evaluation during training.
+
+        Raises:
+            FileNotFoundError: the best is wanted of a run that has not ended.
+            ValueError: there is no such member.
+        """
+        members = self.config.members
+        if wanted == "best":
+            if not self.summary:
+                file = self.folder / "summary.json"
+                raise FileNotFoundError(f"{file} does not exist, so no member is known as best: give its number")
+            returns = np.array(self.summary[CHECKPOINTS[self.checkpoint][1]], float)
+            if np.isnan(returns).all():
+                raise ValueError("no member is known as best, since no return is finite: give its number")
+            return int(np.nanargmax(returns))
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted < members:
+            raise ValueError(f"member is {wanted!r}; it must be best or a number from 0 to {members - 1}")
+        return wanted
+
+    def parts(self) -> list[range]:
+        """Members as the processes that trained them had them; each evaluated those of its own at once."""
+        from rlkit.team import parts
+
+        return parts(self.config.members, self.summary.get("processes", 1))
+
+    def share(self, members: range) -> Config:
+        """The configuration of some of the members, as if they were the run."""
+        return replace(self.config, seed=self.config.seed + members.start, members=len(members))
+
+    def policy(self, members: range) -> tuple[Policy, Any]:
+        """Build the policy of some members as they were saved; return it with its action map.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the environment or the networks of the configuration.
+        """
+        from rlkit.build import build_policy
+
+        policy, actions = build_policy(self.share(members))
+        fill(policy, self.state, members, str(self.folder / CHECKPOINTS[self.checkpoint][0]))
+        return policy, actions
+
+
+def fill(policy: Policy, state: dict[str, Tensor], members: range, name: str = "the state") -> None:
+    """Give a policy of some members what a state of all holds of them.
+
+    Args:
+        name: what is read from, for the error.
+
+    Raises:
+        ConfigError: the state is one of other networks or observations.
+    """
+    try:
+        policy.load_state_dict({key: x[members.start : members.stop] for key, x in state.items()})
+    except RuntimeError as error:
+        said = [line.strip() for line in str(error).splitlines()]
+        reason = said[1] if said[1:] else said[0]
+        raise ConfigError(f"{name} does not fit the networks that the configuration describes: {reason}") from error

@@ -18,9 +18,10 @@ from typing import Any
 from rlkit.buffer import Batch
 from rlkit.build import build_learner, to_config
 from rlkit.gradient import Differentiated, Gradient
+from rlkit.job import use_threads
 from rlkit.mlp import ByHand
 from rlkit.optimizer import Adam
-from rlkit.train import compose, use_threads
+from rlkit.train import compose
 
 ITERATIONS = 20
 WARM_UP = 3

@@ -27,10 +27,11 @@ import rlkit
 from rlkit.build import build_learner, to_config
 from rlkit.comparison import FALL, bootstrap, fallen, probability_of_improvement, volatility, worst_drop
 from rlkit.interquartile import interquartile_mean
+from rlkit.job import use_threads
 from rlkit.loop import Learner
 from rlkit.recorded import read_metrics
 from rlkit.team import cores
-from rlkit.train import compose, literal, use_threads
+from rlkit.train import compose, literal
 
 Overrides = dict[str, Any]
 

@@ -34,9 +34,10 @@ from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.exported import ExportedPolicy
 from rlkit.files import replacing
+from rlkit.job import use_threads
 from rlkit.policy import Policy
 from rlkit.saved import CHECKPOINTS, SavedRun
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, use_threads
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain
 
 OBSERVATIONS = 1_000  # that an export is checked on
 TOLERANCE = 1e-5  # of its numbers from the policy's; relative where a row has larger ones than 1

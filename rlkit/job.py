@@ -214,7 +214,7 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {python}, torch {torch.__version__}"
 
 
-def use_threads(number: int) -> None:
+def use_threads(number: int = 1) -> None:
     """Use so many threads a process: one, since matrices are so small that a second one costs more than it does."""
     import torch
     from threadpoolctl import threadpool_limits

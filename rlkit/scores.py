@@ -26,9 +26,10 @@ from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.files import write_text
 from rlkit.interquartile import interquartile_mean
+from rlkit.job import use_threads
 from rlkit.results import evaluation_table
 from rlkit.saved import CHECKPOINTS, SavedRun
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, use_threads
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain
 from rlkit.video import Stage, VideoError, check, check_display
 
 EPILOG = """\

@@ -33,11 +33,12 @@ from torch import Tensor
 from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.exported import ExportedPolicy
+from rlkit.faults import Fault
 from rlkit.files import replacing
 from rlkit.job import use_threads
 from rlkit.policy import Policy
 from rlkit.saved import CHECKPOINTS, SavedRun
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail
 
 OBSERVATIONS = 1_000  # that an export is checked on
 TOLERANCE = 1e-5  # of its numbers from the policy's; relative where a row has larger ones than 1
@@ -207,7 +208,7 @@ def export(run: SavedRun, member: int, path: Path, format: str = "onnx") -> floa
     Raises:
         rlkit.conf.schema.ConfigError: the environment cannot be made, or the checkpoint is of another.
         ExportError: the file does not do what the policy does.
-        OSError: it cannot be written.
+        rlkit.files.WriteError: it cannot be written.
     """
     policy, actions = run.policy(range(member, member + 1))
     module = ExportedPolicy(policy, actions, 0).eval()
@@ -281,8 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(error), EXIT_CONFIG)
     except ExportError as error:
         return complain(f"{output} was not written: {error}", EXIT_FAULT)
-    except OSError as error:
-        return complain(f"{error.filename or output} cannot be written: {error.strerror}", EXIT_FAULT)
+    except Fault as fault:  # of the environment, or the disk
+        return fail(fault)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     print(f"{output}: member {member}, within {worst:.1e} of the policy on {OBSERVATIONS:,} observations")

@@ -24,12 +24,13 @@ import torch
 
 from rlkit import __version__
 from rlkit.conf.schema import ConfigError
+from rlkit.faults import Fault
 from rlkit.files import write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.results import evaluation_table
 from rlkit.saved import CHECKPOINTS, SavedRun
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail
 from rlkit.video import Stage, VideoError, check, check_display
 
 EPILOG = """\
@@ -276,12 +277,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     progress=progress,
                 )
             _show(options, result, camera, window)
-        except ConfigError as error:  # not any ValueError: the environment's own keep their traceback
+        except ConfigError as error:
             return complain(str(error), EXIT_CONFIG)
         except VideoError as error:
             return complain(str(error), EXIT_FAULT)
+        except Fault as fault:  # of the environment, or the disk
+            return fail(fault)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
-        except OSError as error:
-            return complain(f"{error.filename or options.json} cannot be written: {error.strerror}", EXIT_FAULT)
     return 0

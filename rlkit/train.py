@@ -15,6 +15,8 @@ from rlkit.usage import help_page
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rlkit.faults import Fault
+
 __all__ = ["Prepared", "Run", "check_folder", "compose", "execute", "help_page", "machine", "main", "prepare", "run"]
 
 EXIT_FAULT = 1  # an environment or a job failed
@@ -211,15 +213,21 @@ def _end(error: Exception, folder: Path) -> int:
 
     if isinstance(error, (ConfigError, BrokenPipeError)):
         raise error
-    text = str(error) if isinstance(error, Fault) else out_of_memory(error)
-    if isinstance(error, Fault) and error.trace:
-        print(error.trace, file=sys.stderr)
+    more = f"; resume={folder} goes on from its last checkpoint" if (folder / "checkpoint.pt").exists() else ""
+    if isinstance(error, Fault):
+        return fail(error, more)
+    text = out_of_memory(error)
     if not text:
         traceback.print_exception(error)
         text = f"the run ended with {type(error).__name__}: {error}".split("\n")[0]
-    if (folder / "checkpoint.pt").exists():
-        text += f"; resume={folder} goes on from its last checkpoint"
-    return complain(text, EXIT_FAULT)
+    return complain(text + more, EXIT_FAULT)
+
+
+def fail(fault: Fault, more: str = "") -> int:
+    """Print a fault, after the stack trace of a user's own code if it has one; return the exit status."""
+    if fault.trace:
+        print(fault.trace, file=sys.stderr)
+    return complain(f"{fault}{more}", EXIT_FAULT)
 
 
 def complain(faults: str, status: int) -> int:

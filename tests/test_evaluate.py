@@ -228,14 +228,19 @@ def test_a_run_that_is_not_there_or_damaged_is_one_sentence(trained, tmp_path, c
     file.write_text("env: [\n")
     assert "config.yaml cannot be read" in refused("yaml")
     shutil.copy(trained("ppo").folder / "checkpoint.pt", copy("foreign") / "checkpoint.pt")
-    assert "does not fit the networks that the configuration describes" in refused("foreign")
+    assert "is of a run with env=Pendulum-v1, and this one has env=CartPole-v1" in refused("foreign")
+    file = copy("networks") / ".hydra" / "config.yaml"
+    file.write_text(file.read_text().replace("hidden:", "hidden: [3]\n  critic_hidden:", 1))
+    assert "does not fit the networks that the configuration describes" in refused("networks")
 
 
-def test_an_error_of_the_environment_keeps_its_traceback(tmp_path, monkeypatch):
+def test_an_error_of_the_environment_keeps_its_traceback(tmp_path, monkeypatch, capsys):
     run = rlkit.run(folder=tmp_path / "run", **PPO, env="gym", **{"env.id": "Broken-v0"})
     monkeypatch.setattr(sys, "argv", ["evaluate"])
-    with pytest.raises(ValueError, match="the gearbox is gone"):
-        main([str(run.folder)])
+    assert main([str(run.folder)]) == 1
+    trace, line = capsys.readouterr().err.rstrip().rsplit("\n", 1)
+    assert trace.startswith("Traceback") and 'raise ValueError("the gearbox is gone")' in trace
+    assert line.startswith("rlkit: environment 0 of member 0 raised ValueError: the gearbox is gone in step")
 
 
 def test_the_module_runs_from_the_command_line(trained):

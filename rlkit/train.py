@@ -213,7 +213,9 @@ def _end(error: Exception, folder: Path) -> int:
 
     if isinstance(error, (ConfigError, BrokenPipeError)):
         raise error
-    more = f"; resume={folder} goes on from its last checkpoint" if (folder / "checkpoint.pt").exists() else ""
+    more = f"; resume={folder} goes on from its last checkpoint"
+    if not (folder / "checkpoint.pt").exists() or (folder / "summary.json").exists():
+        more = ""
     if isinstance(error, Fault):
         return fail(error, more)
     text = out_of_memory(error)

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import rlkit
 from rlkit.build import FOREIGN_EVALUATION_LANES, build_policy, to_config
@@ -230,7 +231,7 @@ def test_a_run_that_is_not_there_or_damaged_is_one_sentence(trained, tmp_path, c
     shutil.copy(trained("ppo").folder / "checkpoint.pt", copy("foreign") / "checkpoint.pt")
     assert "is of a run with env=Pendulum-v1, and this one has env=CartPole-v1" in refused("foreign")
     file = copy("networks") / ".hydra" / "config.yaml"
-    file.write_text(file.read_text().replace("hidden:", "hidden: [3]\n  critic_hidden:", 1))
+    OmegaConf.save(OmegaConf.merge(OmegaConf.load(file), {"policy": {"hidden": [3]}}), file)
     assert "does not fit the networks that the configuration describes" in refused("networks")
 
 

@@ -178,6 +178,8 @@ class ByHand:
         ]  # of each hidden layer, or none
         self.inputs: list[Any] = []  # of each layer in the last forward pass, [M, B, in]
         self.slopes: list[Callable[[Any], None]] = []  # of each hidden layer
+        self.hidden: list[Any] = []  # memory of hidden layers for inputs of this shape
+        self.shape: Any = None
         self.memory: dict[tuple[str, int], Any] = {}
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
@@ -196,22 +198,27 @@ class ByHand:
 
         Outputs are few; with rows last in memory the product is faster, and so is what is done with them.
         """
-        self.inputs, self.slopes = [], []
-        for i, (bias, weight) in enumerate(self.layers):
+        xp, act = self.xp, self.activation.by_hand
+        if x.shape != self.shape:
+            self.shape = x.shape
+            self.hidden = [self._empty((*x.shape[:2], bias.shape[2])) for bias, _ in self.layers[: self.num_hidden]]
+        self.inputs, self.slopes = [x], []
+        for i, z in enumerate(self.hidden):
+            bias, weight = self.layers[i]
+            xp.matmul(x, weight, out=z)
+            z += bias
+            if self.norms:
+                z = self.norms[i].forward(z, out=self._place("n", i, z.shape))
+            x, slope = act(xp, z)
+            self.slopes.append(slope)
+            if self.masks:  # into other memory, since the slope reads what it masks
+                x = xp.multiply(x, self.masks[i], out=self._place("masked", i, x.shape))
             self.inputs.append(x)
-            if i < self.num_hidden:
-                z = self.xp.matmul(x, weight, out=self._place("h", i, (*x.shape[:2], weight.shape[2])))
-                z += bias
-                if self.norms:
-                    z = self.norms[i].forward(z, out=self._place("n", i, z.shape))
-                x, slope = self.activation.by_hand(self.xp, z)
-                self.slopes.append(slope)
-                if self.masks:  # into other memory, since the slope reads what it masks
-                    x = self.xp.multiply(x, self.masks[i], out=self._place("masked", i, x.shape))
-            else:
-                y = (x @ weight).mT
-                x = self.xp.add(y, bias.mT, out=self._empty(y.shape))
-        return x
+        if len(self.hidden) == len(self.layers):
+            return x
+        bias, weight = self.layers[-1]
+        y = (x @ weight).mT
+        return xp.add(y, bias.mT, out=self._empty(y.shape))
 
     def backward(self, d: Any, into_input: bool = False, more: bool = False) -> Any:
         """Write d loss / d (bias, weight) of each layer into `grads`; return that of the input if it is wanted.

@@ -21,12 +21,10 @@ from rlkit.arrays import array_library, as_array
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
 from rlkit.link import Chain, Link
-from rlkit.mlp import ByHand, StackedMLP
+from rlkit.mlp import CACHED_ROWS, SHORTEST_PIECE, ByHand, StackedMLP
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
 
-CACHED_ROWS = 2048  # of all members: more go one piece after the other, so that a core's cache holds what lies between
-SHORTEST_PIECE = 512  # rows of a member; products of fewer are slow
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from rlkit.arrays import array_library, as_array
 from rlkit.layer_norm import LayerNormByHand, layer_norm
 
+CACHED_ROWS = 2048  # of all members: more go one piece after the other, so that a core's cache holds what lies between
+SHORTEST_PIECE = 512  # rows of a member; products of fewer are slow
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -117,8 +120,12 @@ class StackedMLP(nn.Module):
     def __call__(self, x: Tensor) -> Tensor:  # not through Module.__call__, which costs as much as a small product
         if not torch.is_grad_enabled():
             xp = array_library(x.device)
-            y = torch.as_tensor(self.by_hand(xp).forward(as_array(x, xp)))
-            return y if self.num_hidden == len(self.layers) else y.mT
+            forward = self.by_hand(xp).forward
+            if self.num_hidden == len(self.layers):
+                return torch.as_tensor(forward(as_array(x, xp)))
+            height = max(CACHED_ROWS // x.shape[0], SHORTEST_PIECE) if xp is np else x.shape[1]
+            pieces = [torch.as_tensor(forward(as_array(part, xp))) for part in x.split(height, 1)]
+            return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)).mT
         for i, (bias, weight, *norm) in enumerate(self.layers):
             x = torch.baddbmm(bias, x, weight)
             if i < self.num_hidden:

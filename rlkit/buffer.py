@@ -177,7 +177,7 @@ class Batch(Mapping[str, Tensor]):
     def take(self, rows: Tensor) -> Batch:
         """Return the rows `rows` (int64 [M, b], an index into B for each member)."""
         flat = (rows + torch.arange(self.members, device=rows.device)[:, None] * self.height).flatten()
-        return Batch(_Taken(self.columns, rows, flat), self.count, self.padded, self.uniform)._of(*rows.shape)
+        return Batch(_Taken(self.columns, rows, flat), self.count, self.padded, self.uniform)._sized(*rows.shape)
 
     def slices(self, width: int) -> Iterator[Batch]:
         """Yield batches of `width` rows of every member, as views."""
@@ -185,9 +185,9 @@ class Batch(Mapping[str, Tensor]):
         for start in range(0, self.height, width):
             stop = min(start + width, self.height)
             part = Batch(_Cut(self.columns, arrays, start, stop), self.count, self.padded, self.uniform)
-            yield part._of(self.members, stop - start)
+            yield part._sized(self.members, stop - start)
 
-    def _of(self, members: int, height: int) -> Batch:
+    def _sized(self, members: int, height: int) -> Batch:
         """Note the size, so that no column need be gathered to tell it."""
         self.members, self.height = members, height
         return self

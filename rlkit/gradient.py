@@ -295,8 +295,8 @@ class Gradient:
             for p, by_param in zip(self.params, by_params, strict=True):
                 if by_param is not None:
                     self.places[p] += by_param
-        log_std = self.policy.log_std
-        log_std = None if log_std is None else log_std.detach().clone()  # as it is before the weights move
+        free = self.policy.log_std
+        log_std = None if free is None else free.detach().clone()  # as it is before the weights move
         result = Differentiated(
             self.flat,
             lambda: self._out(found, batch, log_std),

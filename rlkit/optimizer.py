@@ -149,12 +149,12 @@ class Adam:
             scale = xp.where(scale > 1.0, 1.0, scale)
             g *= scale[:, None]
         if self._sound and bool(stepped.all()):
-            for some, state in self.cached:
-                adam_(*state, g[some], lr[some], self.betas, self.table, xp)
+            for some, (weight, m, v, t) in self.cached:
+                adam_(weight, m, v, t, g[some], lr[some], self.betas, self.table, xp)
         else:  # on copies of the rows that step; the others are not touched
             stepped = self._guard(taking, finite)
-            rows = [x[stepped] for x in self.state]
-            adam_(*rows, g[stepped], lr[stepped], self.betas, self.table, xp)
+            rows = weight, m, v, t = tuple(x[stepped] for x in self.state)
+            adam_(weight, m, v, t, g[stepped], lr[stepped], self.betas, self.table, xp)
             for whole, part in zip(self.state, rows, strict=True):
                 whole[stepped] = part
         return StepResult(*map(torch.as_tensor, (norm, scale, stepped, finite)))

@@ -16,6 +16,7 @@ import dataclasses
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -139,12 +140,12 @@ class Batch(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.columns)
 
-    @property
+    @cached_property
     def members(self) -> int:
         """M."""
         return self.columns["weight"].shape[0]
 
-    @property
+    @cached_property
     def height(self) -> int:
         """B, padding included."""
         return self.columns["weight"].shape[1]
@@ -176,13 +177,20 @@ class Batch(Mapping[str, Tensor]):
     def take(self, rows: Tensor) -> Batch:
         """Return the rows `rows` (int64 [M, b], an index into B for each member)."""
         flat = (rows + torch.arange(self.members, device=rows.device)[:, None] * self.height).flatten()
-        return Batch(_Taken(self.columns, rows, flat), self.count, self.padded, self.uniform)
+        return Batch(_Taken(self.columns, rows, flat), self.count, self.padded, self.uniform)._sized(*rows.shape)
 
     def slices(self, width: int) -> Iterator[Batch]:
         """Yield batches of `width` rows of every member, as views."""
         arrays: dict[str, np.ndarray] = {}
         for start in range(0, self.height, width):
-            yield Batch(_Cut(self.columns, arrays, start, start + width), self.count, self.padded, self.uniform)
+            stop = min(start + width, self.height)
+            part = Batch(_Cut(self.columns, arrays, start, stop), self.count, self.padded, self.uniform)
+            yield part._sized(self.members, stop - start)
+
+    def _sized(self, members: int, height: int) -> Batch:
+        """Note the size, so that no column need be gathered to tell it."""
+        self.members, self.height = members, height
+        return self
 
     def array(self, name: str) -> np.ndarray:
         """Return a column as a NumPy array over its memory."""

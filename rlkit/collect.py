@@ -245,12 +245,16 @@ class Windows(Collector):
         length = self.running_length + np.outer(np.arange(1, len(reward) + 1), mask)
         self.finished = [[] for _ in range(self.members)]
         self.running_return, self.running_length = total[-1], length[-1]
-        for lane in np.flatnonzero(ended.any(0)):
-            ends = ended[:, lane].nonzero()[0]
-            returns, lengths = np.diff(total[ends, lane], prepend=0.0), np.diff(length[ends, lane], prepend=0)
-            self.finished[lane // self.num_envs] += zip(returns.tolist(), lengths.tolist(), strict=True)
-            self.running_return[lane] -= total[ends[-1], lane]
-            self.running_length[lane] -= length[ends[-1], lane]
+        lane, t = ended.T.nonzero()  # one lane after the other, each in the order of time
+        first, last = np.diff(lane, prepend=-1) != 0, np.diff(lane, append=-1) != 0  # of a lane
+        returns, lengths = total[t, lane], length[t, lane]
+        self.running_return[lane[last]] -= returns[last]
+        self.running_length[lane[last]] -= lengths[last]
+        for sums in (returns, lengths):
+            sums[1:] -= np.where(first[1:], 0, sums[:-1])
+        member = lane // self.num_envs
+        for m, ret, size in zip(member.tolist(), returns.tolist(), lengths.tolist(), strict=True):
+            self.finished[m].append((ret, size))
 
     def state_dict(self) -> dict[str, Any]:
         shape = (self.members, self.num_envs)

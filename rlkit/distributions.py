@@ -87,8 +87,14 @@ class Categorical(Distribution):
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
         self.logits, self.sizes = logits, sizes
-        ends = list(itertools.accumulate(sizes, initial=0))
-        self.heads = [logits[..., a:b] for a, b in itertools.pairwise(ends)] if len(sizes) > 1 else [logits]
+
+    @property
+    def heads(self) -> list[Any]:
+        """The logits of each head, [..., size]."""
+        if len(self.sizes) == 1:
+            return [self.logits]
+        ends = itertools.accumulate(self.sizes, initial=0)
+        return [self.logits[..., a:b] for a, b in itertools.pairwise(ends)]
 
     @cached_property
     def log_p(self) -> list[Tensor]:

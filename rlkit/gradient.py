@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,10 @@ from rlkit.arrays import array_library, as_array
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
 from rlkit.link import Chain, Link
-from rlkit.mlp import ByHand, StackedMLP
+from rlkit.mlp import CACHED_ROWS, SHORTEST_PIECE, ByHand, StackedMLP
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
 
-CACHED_ROWS = 2048  # of all members: more go one piece after the other, so that a core's cache holds what lies between
-SHORTEST_PIECE = 512  # rows of a member; products of fewer are slow
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -59,9 +58,18 @@ class Differentiated:
     """What a minibatch gave."""
 
     flat: Tensor  # d loss / d parameters, [M, P] in the order of the optimiser's vector; valid until the next call
-    out: Out  # the policy evaluated
+    evaluated: Callable[[], Out]  # gives `out`
     terms: dict[str, Tensor]  # losses by autograd
-    closed: Callable[[], dict[str, Tensor]]  # calculates the other losses, which the gradient does not need
+    losses: Callable[[Out], dict[str, Tensor]]  # gives `closed`
+
+    @cached_property
+    def out(self) -> Out:
+        """The policy evaluated, which most steps are not asked for."""
+        return self.evaluated()
+
+    def closed(self) -> dict[str, Tensor]:
+        """Calculate the losses that had a closed form, which the gradient does not need."""
+        return self.losses(self.out)
 
 
 @dataclass
@@ -287,12 +295,23 @@ class Gradient:
             for p, by_param in zip(self.params, by_params, strict=True):
                 if by_param is not None:
                     self.places[p] += by_param
-        output, log_prob, value = (self._joined(x) for x in zip(*found, strict=True))
-        out = Out(self._distribution(output.mT, batch), log_prob, value, self._value_std())
-        terms = terms if rest.links else {}
+        free = self.policy.log_std
+        log_std = None if free is None else free.detach().clone()  # as it is before the weights move
+        result = Differentiated(
+            self.flat,
+            lambda: self._out(found, batch, log_std),
+            terms if rest.links else {},
+            lambda out: closed.losses(out, batch, self.policy),
+        )
         if self.penalties.links:
-            terms = self._penalise(out, batch) | terms
-        return Differentiated(self.flat, out, terms, functools.partial(closed.losses, out, batch, self.policy))
+            result.terms = self._penalise(result.out, batch) | result.terms
+        return result
+
+    @torch.no_grad()
+    def _out(self, found: Sequence[tuple[Any, Any, Any]], batch: Batch, log_std: Tensor | None) -> Out:
+        """The policy evaluated on a minibatch, from what its pieces gave."""
+        output, log_prob, value = (self._joined(x) for x in zip(*found, strict=True))
+        return Out(self._distribution(output.mT, batch, log_std), log_prob, value, self._value_std())
 
     def _scaled(self, raw: Any) -> Any:
         """V for the critic's output, [M, B] each."""
@@ -338,8 +357,8 @@ class Gradient:
         log_std = self.xp.clip(output[:, size:], *LOG_STD_RANGE) if self.log_std is None else self.log_std
         return GaussianDimensions(self.xp, centre, log_std, rows.action, policy.squash)
 
-    def _distribution(self, output: Tensor, batch: Batch) -> Distribution:
-        return shifted(self.policy.distribution_of(output), batch.get("offset"))
+    def _distribution(self, output: Tensor, batch: Batch, log_std: Tensor | None = None) -> Distribution:
+        return shifted(self.policy.distribution_of(output, log_std), batch.get("offset"))
 
     def _by_output(
         self, head: CategoricalHeads | GaussianDimensions, output: Any, by: dict[str, Any], rows: Rows

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from rlkit.arrays import array_library, as_array
 from rlkit.layer_norm import LayerNormByHand, layer_norm
 
+CACHED_ROWS = 2048  # of all members: more go one piece after the other, so that a core's cache holds what lies between
+SHORTEST_PIECE = 512  # rows of a member; products of fewer are slow
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -117,8 +120,12 @@ class StackedMLP(nn.Module):
     def __call__(self, x: Tensor) -> Tensor:  # not through Module.__call__, which costs as much as a small product
         if not torch.is_grad_enabled():
             xp = array_library(x.device)
-            y = torch.as_tensor(self.by_hand(xp).forward(as_array(x, xp)))
-            return y if self.num_hidden == len(self.layers) else y.mT
+            forward = self.by_hand(xp).forward
+            if self.num_hidden == len(self.layers):
+                return torch.as_tensor(forward(as_array(x, xp)))
+            height = max(CACHED_ROWS // x.shape[0], SHORTEST_PIECE) if xp is np else x.shape[1]
+            pieces = [torch.as_tensor(forward(as_array(part, xp))) for part in x.split(height, 1)]
+            return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)).mT
         for i, (bias, weight, *norm) in enumerate(self.layers):
             x = torch.baddbmm(bias, x, weight)
             if i < self.num_hidden:
@@ -178,6 +185,8 @@ class ByHand:
         ]  # of each hidden layer, or none
         self.inputs: list[Any] = []  # of each layer in the last forward pass, [M, B, in]
         self.slopes: list[Callable[[Any], None]] = []  # of each hidden layer
+        self.hidden: list[Any] = []  # memory of hidden layers for inputs of this shape
+        self.shape: Any = None
         self.memory: dict[tuple[str, int], Any] = {}
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
@@ -196,22 +205,27 @@ class ByHand:
 
         Outputs are few; with rows last in memory the product is faster, and so is what is done with them.
         """
-        self.inputs, self.slopes = [], []
-        for i, (bias, weight) in enumerate(self.layers):
+        xp, act = self.xp, self.activation.by_hand
+        if x.shape != self.shape:
+            self.shape = x.shape
+            self.hidden = [self._empty((*x.shape[:2], bias.shape[2])) for bias, _ in self.layers[: self.num_hidden]]
+        self.inputs, self.slopes = [x], []
+        for i, z in enumerate(self.hidden):
+            bias, weight = self.layers[i]
+            xp.matmul(x, weight, out=z)
+            z += bias
+            if self.norms:
+                z = self.norms[i].forward(z, out=self._place("n", i, z.shape))
+            x, slope = act(xp, z)
+            self.slopes.append(slope)
+            if self.masks:  # into other memory, since the slope reads what it masks
+                x = xp.multiply(x, self.masks[i], out=self._place("masked", i, x.shape))
             self.inputs.append(x)
-            if i < self.num_hidden:
-                z = self.xp.matmul(x, weight, out=self._place("h", i, (*x.shape[:2], weight.shape[2])))
-                z += bias
-                if self.norms:
-                    z = self.norms[i].forward(z, out=self._place("n", i, z.shape))
-                x, slope = self.activation.by_hand(self.xp, z)
-                self.slopes.append(slope)
-                if self.masks:  # into other memory, since the slope reads what it masks
-                    x = self.xp.multiply(x, self.masks[i], out=self._place("masked", i, x.shape))
-            else:
-                y = (x @ weight).mT
-                x = self.xp.add(y, bias.mT, out=self._empty(y.shape))
-        return x
+        if len(self.hidden) == len(self.layers):
+            return x
+        bias, weight = self.layers[-1]
+        y = (x @ weight).mT
+        return xp.add(y, bias.mT, out=self._empty(y.shape))
 
     def backward(self, d: Any, into_input: bool = False, more: bool = False) -> Any:
         """Write d loss / d (bias, weight) of each layer into `grads`; return that of the input if it is wanted.

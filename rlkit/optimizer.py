@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from array_api_compat import array_namespace
 from torch import Tensor, nn
 
-from rlkit.arrays import in_place
+from rlkit.arrays import array_library, as_array, in_place
 
 CACHED = 1 << 15  # weights of the members that make their step together, whose vectors then stay in a core's cache
 
@@ -51,18 +50,18 @@ def adam_(
     learning_rate: Any,
     betas: tuple[float, float],
     table: Any,
+    xp: Any,
 ) -> None:
     """One step of Adam in place, on vectors [M, P] with a step count (int64) and a learning rate [M] each.
 
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
     Source: Kingma & Ba 2015, algorithm 1. Numerator and denominator are both taken times sqrt(1 - b2^t); `table` holds
-    what that makes of the rest (`bias_corrections`). All arguments are NumPy arrays, or all are tensors; g is used up.
+    what that makes of the rest (`bias_corrections`). Arguments are arrays of `xp`, numpy or torch; g is used up.
     """
     b1, b2 = betas
-    xp = array_namespace(weight)
     t += 1
-    size, epsilon = table[t.clip(max=len(table) - 1)].T[..., None]  # [M, 1] each
+    size, epsilon = table[xp.where(t < len(table), t, -1)].T[..., None]  # [M, 1] each; np.clip takes ten times as long
     work = (1 - b1) * g
     m *= b1
     m += work
@@ -107,10 +106,13 @@ class Adam:
         self.m = torch.zeros_like(self.flat)
         self.v = torch.zeros_like(self.flat)
         self.t = torch.zeros(members, dtype=torch.int64, device=self.flat.device)
-        self.table = bias_corrections(betas, epsilon).to(self.flat.device)
         self.nonfinite = torch.zeros(members, dtype=torch.int64, device=self.flat.device)  # in a row
-        together = max(1, CACHED // self.flat.shape[1]) if self.flat.device.type == "cpu" else members
-        self.cached = [slice(m, m + together) for m in range(0, members, together)]  # members whose step stays in cache
+        self.xp = array_library(self.flat.device)
+        self.table = as_array(bias_corrections(betas, epsilon).to(self.flat.device), self.xp)
+        self.state = tuple(as_array(x, self.xp) for x in (self.flat, self.m, self.v, self.t))  # over the same memory
+        together = max(1, CACHED // self.flat.shape[1]) if self.xp is np else members
+        parts = [slice(m, m + together) for m in range(0, members, together)]
+        self.cached = [(some, [x[some] for x in self.state]) for some in parts]  # members whose step stays in cache
         self._sound = True  # no member has a non-finite gradient behind it
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -133,10 +135,9 @@ class Adam:
             learning_rate: [M].
             active: bool [M].
         """
-        state = tuple(map(in_place, (self.flat, self.m, self.v, self.t)))
-        lr, taking, table = map(in_place, (learning_rate, active, self.table))
-        flat_grads = [in_place(grad).reshape(self.members, -1) for grad in grads]
-        xp = array_namespace(table)
+        xp = self.xp
+        lr, taking = as_array(learning_rate, xp), as_array(active, xp)
+        flat_grads = [as_array(grad, xp).reshape(self.members, -1) for grad in grads]
         g = flat_grads[0] if len(grads) == 1 else xp.concat(flat_grads, axis=1)  # [M, P]
         norm = xp.vecdot(g, g) ** 0.5
         finite = norm < math.inf
@@ -144,17 +145,17 @@ class Adam:
         if self.max_grad_norm is None:
             scale = norm * 0 + 1
         else:
-            scale = (self.max_grad_norm / (norm + 1e-6)).clip(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            scale = self.max_grad_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
+            scale = xp.where(scale > 1.0, 1.0, scale)
             g *= scale[:, None]
         if self._sound and bool(stepped.all()):
-            for some in self.cached:
-                weight, m, v, t = (x[some] for x in state)
-                adam_(weight, m, v, t, g[some], lr[some], self.betas, table)
+            for some, (weight, m, v, t) in self.cached:
+                adam_(weight, m, v, t, g[some], lr[some], self.betas, self.table, xp)
         else:  # on copies of the rows that step; the others are not touched
             stepped = self._guard(taking, finite)
-            rows = weight, m, v, t = tuple(x[stepped] for x in state)
-            adam_(weight, m, v, t, g[stepped], lr[stepped], self.betas, table)
-            for whole, part in zip(state, rows, strict=True):
+            rows = weight, m, v, t = tuple(x[stepped] for x in self.state)
+            adam_(weight, m, v, t, g[stepped], lr[stepped], self.betas, self.table, xp)
+            for whole, part in zip(self.state, rows, strict=True):
                 whole[stepped] = part
         return StepResult(*map(torch.as_tensor, (norm, scale, stepped, finite)))
 

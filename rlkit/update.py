@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Distribution
-from rlkit.gradient import Gradient
+from rlkit.gradient import Differentiated, Gradient
 from rlkit.link import Chain
 from rlkit.losses import exact_kl
 from rlkit.optimizer import Adam, StepResult
@@ -26,11 +26,14 @@ class Minibatch:
 
     epoch: int
     batch: Batch
-    out: Out
-    terms: dict[str, Tensor]  # name -> [M, b] or [M]
+    found: Differentiated
     active: Tensor  # bool [M]: the member took part
     step: StepResult
-    closed: Callable[[], dict[str, Tensor]] = dict  # calculates the terms whose gradient had a closed form
+
+    @property
+    def out(self) -> Out:
+        """The policy evaluated before the step."""
+        return self.found.out
 
 
 @dataclass
@@ -102,7 +105,7 @@ def update(
                 break
         taking = active & (mini.weight > 0).any(1) if mini.padded else active  # a zero gradient still moves Adam
         step = optimizer.step([found.flat], learning_rate, taking)
-        record.minibatches.append(Minibatch(epoch, mini, found.out, found.terms, taking, step, found.closed))
+        record.minibatches.append(Minibatch(epoch, mini, found, taking, step))
     return record
 
 
@@ -251,7 +254,7 @@ def _of_steps(record: UpdateRecord) -> tuple[dict[str, Tensor], dict[str, Tensor
     weighed = torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1)
     terms: dict[str, list[Tensor]] = {}
     for mini in minis:
-        for name, term in {**mini.closed(), **mini.terms}.items():
+        for name, term in {**mini.found.closed(), **mini.found.terms}.items():
             terms.setdefault(name, []).append(term.reshape(len(weighed), -1).expand_as(mini.out.log_prob))
     for name, parts in terms.items():
         scalars[f"loss/{name.removesuffix('/loss')}"] = moments(torch.cat(parts, 1), weighed)[0]

@@ -11,6 +11,7 @@ from torch import nn
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Categorical, DiagonalGaussian
+from rlkit.mlp import CACHED_ROWS
 from rlkit.normalize import Normalizer
 from rlkit.optimizer import Adam
 from rlkit.policy import Policy, StackedMLP
@@ -251,3 +252,17 @@ def test_acting_in_numpy_is_the_same_distribution(activation: str, shared_trunk:
     torch.testing.assert_close(
         Categorical(torch.from_numpy(logits), policy.sizes).log_p, policy.distribution(obs).log_p
     )  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_many_rows_evaluated_piece_by_piece_are_what_autograd_evaluates_at_once(
+    members: int, shared_trunk: bool
+) -> None:
+    policy = shaken(make(seeds=tuple(range(members)), critic_hidden=(8,), shared_trunk=shared_trunk))
+    obs = observations(members, 2 * CACHED_ROWS + 7)
+    whole = policy.distribution(obs).params["logits"], policy.value(obs)
+    with torch.no_grad():
+        pieces = policy.distribution(obs).params["logits"], policy.value(obs)
+    assert pieces[1].shape == (members, 2 * CACHED_ROWS + 7)
+    torch.testing.assert_close(pieces, tuple(x.detach() for x in whole))

@@ -688,7 +688,7 @@ def test_of_the_minibatches_of_an_update_one_epochs_rows_are_alive_in_the_column
         if len(alive) == epoch:
             alive.append(weakref.ref(rows))
         assert mini.obs.untyped_storage().data_ptr() == rows["obs"].untyped_storage().data_ptr()
-        assert set(rows.taken) == {"obs", "weight"}  # nobody reads the reward
+        assert set(rows.taken) == {"obs"}  # nobody reads the rest
         del rows
         assert [ref() is not None for ref in alive] == [False] * epoch + [True]
     assert len(alive) == 5

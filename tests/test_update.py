@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkit.buffer import Batch
 from rlkit.distributions import Categorical
-from rlkit.gradient import reduce
+from rlkit.gradient import Differentiated, reduce
 from rlkit.link import Chain, Link
 from rlkit.optimizer import Adam, StepResult
 from rlkit.policy import Out, Policy
@@ -401,8 +401,9 @@ def mini(
     before, after = (torch.tensor(norm) for norm in norms)
     step = StepResult(before, after / before, on & ok, ok)
     terms = {"surrogate/loss": torch.tensor(loss), "l2/loss": torch.tensor([0.5, 0.7])}
-    batch = Batch(columns, torch.tensor([2, 3]))
-    return Minibatch(epoch, batch, Out(dist, dist.log_prob(action), None), terms, on, step)
+    out = Out(dist, dist.log_prob(action), None)
+    found = Differentiated(torch.zeros(2, 0), lambda: out, terms, lambda out: {})
+    return Minibatch(epoch, Batch(columns, torch.tensor([2, 3])), found, on, step)
 
 
 WEIGHT = [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]  # member 0 has two rows

@@ -72,7 +72,7 @@ def to_config(raw: DictConfig) -> Config:
         raise ConfigError(f"{error.full_key} must be given") from error
     except OmegaConfBaseException as error:
         raise ConfigError(sentence(error)) from error
-    for check in (partial(_unknown_keys, raw), problems, _recipe_problems, _environment_problems):
+    for check in (partial(_unknown_keys, raw), problems, _stabilizer_problems, _recipe_problems, _environment_problems):
         faults = list(check(config))  # a later check relies on those before it
         if faults:
             raise ConfigError("\n".join(faults))
@@ -86,6 +86,12 @@ def _unknown_keys(raw: DictConfig, known: Any, prefix: str = "") -> Iterator[str
             yield no_such_key(f"{prefix}{name}")
         elif is_dataclass(getattr(known, name)):
             yield from _unknown_keys(raw[name], getattr(known, name), f"{prefix}{name}.")
+
+
+def _stabilizer_problems(config: Config) -> Iterator[str]:
+    for name, entry in config.stabilizer.items():
+        if not isinstance(entry, dict):
+            yield f"stabilizer.{name} is {entry!r}; it must hold keys and values"
 
 
 def _recipe_problems(config: Config) -> Iterator[str]:
@@ -386,10 +392,8 @@ def _chain(config: Config, recipe: Any, schedules: dict[str, Schedule], pieces: 
     return Chain(**dict(sorted(links.items(), key=lambda entry: entry[1].adds_rows)))  # rewards first, then rows
 
 
-def _stabilizer(name: str, entry: Any, context: dict[str, Any]) -> Link | Keeper | Phase:
+def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Link | Keeper | Phase:
     """Build one `stabilizer` entry: its `_target_` gets the entry's keys and what it names of the context."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"stabilizer.{name} is {entry!r}; it must hold keys and values")
     entry = dict(entry)
     path = entry.pop("_target_", None)
     if path is None:

@@ -17,6 +17,7 @@ class Fault(RuntimeError):
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")
 NO_CHOICE = re.compile(r"null|true|false|nan|inf|\{.*|[-+]?[\d._]+(e[-+]?\d+)?|", re.IGNORECASE)  # not words of a group
+LISTED = 12  # names that a sentence lists although it knows the nearest
 OPEN = {"env.kwargs": "the environment's constructor", "algo.advantage_args": "the estimator"}  # keys of one's own
 # fmt: off
 HYDRA_OPTIONS = {
@@ -58,6 +59,8 @@ def _no_choice(group: str, value: str) -> bool:
 def unknown(key: str, value: str, known: list[str]) -> str:
     """Say which values of a key exist and which is nearest to the one given."""
     hint = _nearest(value, known, 0.5)
+    if hint and len(known) > LISTED:
+        return f"{key} is {value!r}, which is none of the {len(known)} that --help lists{hint}"
     return f"{key} is {value!r}; it must be {'one of ' if known[1:] else ''}{', '.join(known) or 'left out'}{hint}"
 
 

@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything runs in .venv, which is made on first use and repaired when it is half made.
 PYTHON ?= python3
 ARGS ?= env=CartPole algo=grpo
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -m "not slow"
 
 .PHONY: help setup train test lint types docs wheel clean
 
@@ -27,8 +27,9 @@ setup: $(READY) ## make or repair .venv with the tested versions
 train: $(READY) ## train: make train ARGS="env=CartPole algo=ppo members=16"
 	@$(RUN) rlkit.train $(ARGS)
 
-test: $(READY) ## run the tests: make test PYTEST_ARGS="-m 'not slow'"
-	@$(RUN) pytest $(PYTEST_ARGS)
+# Two processes, each with whole files and one thread: a file's costly runs are shared by its tests.
+test: $(READY) ## run the tests but the slow ones; all: make test PYTEST_ARGS=
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and format
 	@$(RUN) ruff check --output-format concise .

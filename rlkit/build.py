@@ -128,7 +128,7 @@ def _argument_problems(
             kind = type(wanted[key].default).__name__
             yield f"algo.advantage_args.{key} is {value!r}; it must be of type {kind}"
         elif unlike := not_a_number(value):
-            yield f"algo.advantage_args.{key} is {value}; it must be {unlike}"
+            yield f"algo.advantage_args.{key} is {value}; it must be {unlike} {allowed(bounds)}".rstrip()
         elif not within(value, bounds):
             yield f"algo.advantage_args.{key} is {value}; it must be {allowed(bounds)}"
 
@@ -414,7 +414,8 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
             kind = type(wanted[key].default).__name__
             raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {kind}")
         if unlike := not_a_number(value):
-            raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {unlike}")
+            must = f"{unlike} {allowed(target.bounds.get(key, {}))}".rstrip()
+            raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {must}")
         if value is not None and not within(value, target.bounds.get(key, {})):
             raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {allowed(target.bounds[key])}")
     given = {k: v for k, v in context.items() if k in wanted} | entry

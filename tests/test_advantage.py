@@ -824,7 +824,7 @@ def test_every_choice_learns_something_of_its_own(algo: str, overrides: list[str
         ),
         (
             ["algo=grpo", "algo.advantage=binned", "+algo.advantage_args.resolution=nan"],
-            "algo.advantage_args.resolution is nan; it must be > 0",
+            "algo.advantage_args.resolution is nan; it must be a finite number > 0",
         ),
         (["algo=ppo", "algo.advantage_args.n=3"], "algo.advantage_args.n is not set yet; write +algo.advantage_args.n"),
     ],

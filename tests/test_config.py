@@ -301,7 +301,6 @@ NAMES = [
     (["~env"], "~env leaves no env", "must be one of "),
     (["seed=${nothing}"], "seed: ", "'nothing' not found"),
     (["algo=grpo", "algo.name=ppo"], "algo.name is ppo", "write algo=ppo"),
-    (["stabilizer=[ref_kl]", "stabilizer.ref_kl=1"], "stabilizer.ref_kl is 1", "keys and values"),
 ]
 AT_ODDS = [
     (["num_envs=12"], "num_envs is 12", "multiple of algo.group_size, which is 8"),
@@ -372,6 +371,11 @@ def endless():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (["stabilizer=[ref_kl]", "stabilizer.ref_kl=1"], "stabilizer.ref_kl is 1; it must hold keys and values"),
+        (
+            ["stabilizer=[ref_kl]", "stabilizer.ref_kl.coef=inf"],
+            "stabilizer.ref_kl.coef is inf; it must be a finite number",
+        ),
         (["+env.kwargs.gravity=1"], "env.kwargs is {'gravity': 1}: "),
         (["stabilizer=[ref_kl]", "stabilizer.ref_kl.coef=-1"], "stabilizer.ref_kl.coef is -1"),
         (["stabilizer=[ref_kl]", "stabilizer.ref_kl.coef=much"], "stabilizer.ref_kl.coef is 'much'"),

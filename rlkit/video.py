@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlkit.conf.schema import Config
 from rlkit.evaluate import Evaluator
+from rlkit.faults import Fault
 from rlkit.files import replacing
 from rlkit.policy import Policy
 
@@ -165,7 +166,7 @@ class Stage:
 def _said(error: Exception) -> str:
     """What an error says, in one line, and what helps if that is known."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = f"{type(error).__name__}: {lines[0]}" if not isinstance(error, (VideoError, ValueError)) else lines[0]
+    text = f"{type(error).__name__}: {lines[0]}" if not isinstance(error, (VideoError, Fault, ValueError)) else lines[0]
     if "pygame" in text:
         return f"pygame is missing or broken ({text}): {HINT}"
     if re.search(r"OpenGL|\bgl[A-Z]|EGL|OSMesa|GLFW|mujoco", text):

@@ -306,7 +306,8 @@ def test_an_agent_obeys_the_mask_it_is_given(learner_of, tmp_path):
     (tmp_path / ".hydra").mkdir()
     raw = compose(["env=gym", "env.id=rlkit_tests/Choosing-v0", "env.action_mask=true", *SMALL["ppo"], *PLAIN])[0]
     OmegaConf.save(raw, tmp_path / ".hydra" / "config.yaml")
-    checkpoint.save(tmp_path / "checkpoint.pt", {"learner": learner.state_dict()})
+    about = {"env": "rlkit_tests/Choosing-v0", "algo": "ppo"}
+    checkpoint.save(tmp_path / "checkpoint.pt", {"about": about, "learner": learner.state_dict()})
     agent = rlkit.load(tmp_path, member=1)
     env = gymnasium.make("rlkit_tests/Choosing-v0")
     obs, info = env.reset(seed=0)

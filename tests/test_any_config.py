@@ -119,6 +119,8 @@ def sane(x: Any, bounds: dict[str, Any]) -> bool:
         return True
     if isinstance(x, list):
         return bool(x) and all(isinstance(width, int) and width > 0 for width in x)
+    if isinstance(x, dict):
+        return not x
     if isinstance(x, str):
         return x in bounds.get("choices", (x,))
     return math.isfinite(x) and 0 <= x < 1e39 and within(x, bounds)

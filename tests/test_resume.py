@@ -658,8 +658,8 @@ gymnasium.register("FailingLate-v0", Failing, max_episode_steps=5)
 @pytest.mark.parametrize(
     ("how", "processes", "traced", "sentence"),
     [
-        ("raise", 1, True, "rlkit: the run ended with ZeroDivisionError: the motor is on fire"),
-        ("raise", 2, True, "rlkit: the run ended with ZeroDivisionError: the motor is on fire"),
+        ("raise", 1, True, "rlkit: environment 0 of member 0 raised ZeroDivisionError: the motor is on fire in step 5"),
+        ("raise", 2, True, "rlkit: environment 0 of member 0 raised ZeroDivisionError: the motor is on fire in step 5"),
         ("die", 2, False, "rlkit: the process of members 0 to 0 ended unexpectedly, with status -9"),
     ],
 )

@@ -155,7 +155,8 @@ def assert_an_agent_acts(learner, config, folder):
     """On observations as the environment gives them, one by one and flattened in a batch."""
     (folder / ".hydra").mkdir()
     OmegaConf.save(config, folder / ".hydra" / "config.yaml")
-    checkpoint.save(folder / "checkpoint.pt", {"learner": learner.state_dict()})
+    about = {"env": config.env.id, "algo": config.algo.name}
+    checkpoint.save(folder / "checkpoint.pt", {"about": about, "learner": learner.state_dict()})
     agent = rlkit.load(folder, member=0)
     env = gymnasium.make("rlkit_tests/Spaced-v0")
     obs, _ = env.reset(seed=3)

@@ -94,7 +94,7 @@ def errors(policy: Policy, batch: Batch, gamma: float, rngs: Sequence[np.random.
 
 
 def measure(task: str, variant: str, seeds: range) -> np.ndarray:
-    """Return root mean squared errors over the run, of advantages and of values, [2, S]."""
+    """Return root mean squared errors over the run, of advantages and of values, [2, S]; nan below what can be told."""
     settings = {**TASKS[task], **VARIANTS[variant], "seed": seeds.start, "members": len(seeds), "processes": 1}
     config = to_config(compose([f"{name}={literal(x)}" for name, x in settings.items()])[0])
     learner, recorder, rngs = build_learner(config), Recorder(), [np.random.default_rng(seed) for seed in seeds]
@@ -109,7 +109,8 @@ def measure(task: str, variant: str, seeds: range) -> np.ndarray:
             found.append(errors(policy, recorder.seen, config.algo.gamma, rngs))
             point = next(points, None)
     learner.close()
-    return np.sqrt(np.mean(found, 0))
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(np.mean(found, 0))
 
 
 def _progress(learner: Learner) -> float:

@@ -45,7 +45,8 @@ def replacing(path: Path) -> Iterator[Path]:
             yield temporary
             temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that can only be read says so here again
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -6,6 +6,7 @@ import functools
 import tempfile
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -33,6 +34,15 @@ SMALL = {
 def one_thread():
     """Sums differ with the number of threads; one is also the fastest at test sizes."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def registered_ids():
+    """What one test registers no other sees, and what it takes away is back: files run in one process, in any order."""
+    before = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
 
 
 _FOLDER = tempfile.TemporaryDirectory()  # goes with the process

@@ -74,8 +74,6 @@ class Choosing(gymnasium.Env):
 @pytest.fixture(autouse=True)
 def _registered():
     gymnasium.register("rlkit_tests/Choosing-v0", Choosing, max_episode_steps=6)
-    yield
-    del gymnasium.registry["rlkit_tests/Choosing-v0"]
 
 
 SMALL = {

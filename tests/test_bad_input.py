@@ -81,7 +81,6 @@ def _place(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rlkit.session.FINAL_EPISODES", 2)
     yield
-    del gymnasium.registry["Troubled-v0"]
     deadline = time.monotonic() + 5
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -223,7 +222,6 @@ def test_an_environment_that_writes_into_its_last_observation_is_read_in_time():
     for _ in range(4):
         obs, _, _, _, info = envs.step(np.zeros(2, int))
     envs.close()
-    del gymnasium.registry["InPlace-v0"]
     assert obs.tolist() == [[0, 0, 0]] * 2
     assert info["final_obs"].tolist() == [[1, 1, 1]] * 2
 

@@ -64,9 +64,6 @@ def registered():
     gymnasium.register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
     Probe.made = 0
     Probe.calls = {}
-    yield
-    for id in ("Probe-v0", "ShortCartPole-v0"):
-        del gymnasium.registry[id]
 
 
 @pytest.fixture

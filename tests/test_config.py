@@ -363,9 +363,8 @@ def test_a_grpo_environment_without_a_time_limit_needs_one(endless):
 def endless():
     import gymnasium
 
-    gymnasium.register("Endless-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
-    yield "Endless-v0"
-    del gymnasium.registry["Endless-v0"]
+    gymnasium.register("Unlimited-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+    return "Unlimited-v0"
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,6 @@ def _registered():
     for cls in (Counting, Failing, MadeHereOnly, Observing):
         gymnasium.register(f"rlkit_tests/{cls.__name__}-v0", entry_point=cls)
     yield
-    for cls in (Counting, Failing, MadeHereOnly, Observing):
-        del gymnasium.registry[f"rlkit_tests/{cls.__name__}-v0"]
     deadline = time.monotonic() + 5
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -497,7 +495,6 @@ def test_an_id_with_a_module_imports_it_first(made, monkeypatch, tmp_path):
     spec = rlkit.envs.spec_of("corridor_env:Corridor-v0")
     assert envs.reset(seed=[0, 1])[0].shape == (2, 4)
     assert (spec.id, spec.max_episode_steps, spec.reward_threshold) == ("Corridor-v0", 7, 6.5)
-    del gymnasium.registry["Corridor-v0"]
 
 
 def test_constructor_arguments_reach_the_environment(made):

@@ -98,8 +98,7 @@ def registered():
         gymnasium.register("rlkit_tests/Spaced-v0", Spaced, max_episode_steps=5, kwargs=kwargs)
         return ["env=gym", "env.id=rlkit_tests/Spaced-v0"]
 
-    yield register
-    gymnasium.registry.pop("rlkit_tests/Spaced-v0", None)
+    return register
 
 
 def legal(action, space):

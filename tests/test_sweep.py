@@ -11,7 +11,6 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import gymnasium
 import pytest
 import torch
 
@@ -94,7 +93,6 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "corridor.py").write_text(ENVIRONMENT)
     yield tmp_path
     sys.modules.pop("corridor", None)
-    gymnasium.registry.pop("Corridor-v0", None)
 
 
 def call(*arguments: str) -> tuple[int, str, str]:

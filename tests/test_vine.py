@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_learner, train, weights
-from gymnasium import Env, register, registry
+from gymnasium import Env, register
 from gymnasium.spaces import Box, Discrete
 from gymnasium.utils import EzPickle
 
@@ -51,8 +51,6 @@ class Fresh(EzPickle, Counting):
 def registered():
     register("Counting-v0", Counting)
     register("Fresh-v0", Fresh)
-    yield
-    del registry["Counting-v0"], registry["Fresh-v0"]
 
 
 def vine(*overrides: str, env: str = "Counting-v0", backend: str = "sync") -> Learner:

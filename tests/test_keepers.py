@@ -73,9 +73,12 @@ def test_rollbacks_are_counted_and_end():
     torch.testing.assert_close(learner.schedules["learning_rate"].scale, torch.tensor([0.01]))
 
 
-@pytest.mark.parametrize(("end_at_best", "back"), [("true", [True, False, True]), ("false", [False] * 3)])
-def test_a_member_that_ends_below_its_best_can_get_it_back_without_a_second_fall(end_at_best, back):
-    overrides = ("members=3", "total_steps=96", f"stabilizer.rollback.end_at_best={end_at_best}")  # 3 iterations
+@pytest.mark.parametrize(
+    ("end_drop", "back"),  # 49 of 50 is 1 of the 40 that were gained: 0.025
+    [("0", [True, False, True]), ("0.02", [True, False, True]), ("0.03", [False, False, True]), ("null", [False] * 3)],
+)
+def test_a_member_that_ends_below_its_best_can_get_it_back_without_a_second_fall(end_drop, back):
+    overrides = ("members=3", "total_steps=96", f"stabilizer.rollback.end_drop={end_drop}")  # 3 iterations
     learner = small_learner("ppo", *ROLLBACK, *overrides)
     judged(learner, [10.0, 10.0, 10.0], [50.0, 50.0, 50.0])
     best = weights(learner).clone()

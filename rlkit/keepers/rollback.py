@@ -20,8 +20,9 @@ class Rollback(Keeper):
     at its best evaluation, its learning rate is multiplied by `factor` from then on, and its reference policies are
     what it got back. The others go on. Steps that were made count.
 
-    With `end_at_best` a member that has ended below its best gets it back in any case: then there is no second fall to
-    wait for. What it returns at the end is so the highest of its evaluations, chosen by them, and thus a little lucky.
+    With `end_drop` a member that has ended so far below its best gets it back in any case: then there is no second fall
+    to wait for. At 0 every member ends with the state of its highest evaluation, which is partly a lucky one, and less
+    trained; a small distance leaves those alone whose last evaluation is lower by chance.
 
     Args:
         patience: falls in a row.
@@ -30,7 +31,8 @@ class Rollback(Keeper):
             which is of the untrained policy.
         factor: of the learning rate, at each rollback.
         most: rollbacks of a member while it learns.
-        end_at_best: whether a member that ends below its best evaluation gets that state back.
+        end_drop: distance below the best evaluation, as such a share, from which a member that has ended gets its best
+            state back; None: from none.
     """
 
     bounds: ClassVar = {
@@ -39,6 +41,7 @@ class Rollback(Keeper):
         "drop": {"ge": 0, "le": 1},
         "factor": {"gt": 0, "le": 1},
         "most": {"ge": 0},
+        "end_drop": {"ge": 0, "le": 1},
     }
 
     def __init__(
@@ -49,10 +52,10 @@ class Rollback(Keeper):
         drop: float = 0.1,
         factor: float = 0.5,
         most: int = 3,
-        end_at_best: bool = False,
+        end_drop: float | None = None,
     ) -> None:
         self.patience, self.kl, self.drop, self.factor, self.most = patience, kl, drop, factor, most
-        self.end_at_best = end_at_best
+        self.end_drop = end_drop
         self.first, self.last = torch.full((2, members), torch.nan)
         self.falls, self.made = torch.zeros(2, members, dtype=torch.int64)
         self.best = Best(members)
@@ -64,10 +67,13 @@ class Rollback(Keeper):
         self.best.see({name: state[name] for name in RESTORED}, returns)
         best = self.best.returns
         self.falls = torch.where(returns < self.last, self.falls + 1, 0)
-        fallen = (self.falls >= self.patience) & (best - returns > self.drop * (best - self.first))
+        gain = best - self.first
+        fallen = (self.falls >= self.patience) & (best - returns > self.drop * gain)
         fast = ~(metrics["kl/old"] <= self.kl) if "kl/old" in metrics else torch.ones_like(fallen)
         back = fallen & fast & (self.made < self.most) & ~ended
-        late = ended & ~state["frozen"] & ~(returns >= best) & self.end_at_best
+        late = torch.zeros_like(back)
+        if self.end_drop is not None:
+            late = ended & ~state["frozen"] & ~(best - returns <= self.end_drop * gain)  # a return of nan is below any
         for name in RESTORED:
             put(state[name], self.best.state[name], back | late)
         scale = state["schedules"]["learning_rate"]["scale"]

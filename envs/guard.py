@@ -91,7 +91,7 @@ class Guarded(Wrapper[Array, Any, Any, Any]):
         if not isinstance(info, Mapping) or MASK not in info:
             raise self._gave(f"no info['{MASK}'] in {where}; with env.action_mask=true it must")
         try:
-            return {MASK: self.actions.mask(info[MASK])}
+            return {MASK: self.actions.mask(info[MASK], f"info['{MASK}']")}
         except ValueError as error:
             raise self._gave(f"an action mask in {where} that cannot be used: {error}") from None
 

@@ -61,22 +61,28 @@ class ActionSpec:
         """Whether single actions can be forbidden: those of Discrete and MultiDiscrete."""
         return isinstance(self.space, (Discrete, MultiDiscrete))
 
-    def mask(self, given: Any) -> Array:
+    def mask(self, given: Any, name: str = MASK) -> Array:
         """Return an action mask as bool [A], A the actions of all heads end to end; True is legal.
 
         Args:
-            given: A numbers, or a tuple with an array (or again a tuple) for each head.
+            given: A numbers, 0 or 1, or a tuple with an array (or again a tuple) for each head.
+            name: of the mask, for the error.
 
         Raises:
-            ValueError: it has another size, or forbids every action of a head.
+            ValueError: it has another size or other numbers, or forbids every action of a head.
         """
-        mask = _end_to_end(given).astype(bool)
+        numbers = _end_to_end(given)
+        mask = numbers == 1
         if len(mask) != sum(self.sizes):
-            raise ValueError(f"it has {len(mask)} numbers, the actions are {sum(self.sizes)}")
+            raise ValueError(f"{name} has {len(mask)} numbers; it must have {sum(self.sizes)}, one for each action")
+        if not (known := mask | (numbers == 0)).all():
+            first = int(np.argmin(known))
+            raise ValueError(f"{name}[{first}] is {numbers[first]}; it must be 1 where the action is legal, else 0")
         ends = np.cumsum(self.sizes)
         for head, part in enumerate(np.split(mask, ends[:-1])):
             if not part.any():
-                raise ValueError(f"it forbids every action{f' of dimension {head}' if len(self.sizes) > 1 else ''}")
+                where = f" of dimension {head}" if len(self.sizes) > 1 else ""
+                raise ValueError(f"{name} forbids every action{where}; it must allow one")
         return mask
 
     def check_squash(self) -> None:

@@ -51,7 +51,7 @@ from rlkit.streams import Purpose, Streams
 EVALUATION_LANES = 4096  # native evaluation environments at once, all members together
 FOREIGN_EVALUATION_LANES = 16  # the same for Sync and Async, where each is an object or a process
 NO_CLIP = 1e9  # a clip range that no ratio reaches; finite, since an infinite one times a zero advantage is nan
-DEFAULT_TIME_LIMIT = 10_000  # steps of an evaluation episode where the environment has no limit
+EVALUATION_LIMIT = 1_000  # steps of an evaluation episode where neither the environment nor a key has a limit
 LONGEST_SHOWN = 2_000  # steps of an episode that is drawn
 
 
@@ -137,7 +137,7 @@ def _environment_problems(config: Config) -> Iterator[str]:
     from rlkit.envs import NATIVE, spec_of
 
     try:
-        time_limit(config)
+        evaluation_limit(config)
     except ConfigError as error:
         yield str(error)
         return
@@ -169,6 +169,23 @@ def time_limit(config: Config) -> int | None:
             f"{config.env.id} has no time limit, and a GRPO episode must end: algo.max_episode_steps must be >= 1"
         )
     return limit
+
+
+def evaluation_limit(config: Config, name: str = "eval.max_episode_steps") -> int:
+    """The steps at which an evaluation episode is cut: `eval.max_episode_steps`, or the time limit of an episode.
+
+    Without either it is `EVALUATION_LIMIT`: PPO can learn from an episode that never ends, but it cannot be summed up.
+
+    Args:
+        name: of the key, for the error.
+
+    Raises:
+        ConfigError: the key is above the time limit; or see `time_limit`.
+    """
+    limit, wanted = time_limit(config), config.eval.max_episode_steps
+    if limit and wanted and wanted > limit:
+        raise ConfigError(f"{name} is {wanted}; it must be <= {limit}, the time limit of {config.env.id} in this run")
+    return wanted or limit or EVALUATION_LIMIT
 
 
 def reward_threshold(config: Config) -> float | None:
@@ -258,7 +275,7 @@ def build_learner(config: Config) -> Learner:
             gamma=algo.gamma,
             gae_lambda=algo.gae_lambda,
             aggregation=AGGREGATIONS[algo.aggregation],
-            horizon=horizon or DEFAULT_TIME_LIMIT,
+            horizon=horizon or EVALUATION_LIMIT,
             clip_high=algo.clip_high,
             rho_max=algo.rho_max,
         )
@@ -312,9 +329,10 @@ def build_evaluator(
     from rlkit.envs.spaces import ActionSpec
 
     lanes = lanes or evaluation_lanes(config, episodes)
-    limit = min(time_limit(config) or DEFAULT_TIME_LIMIT, LONGEST_SHOWN if render_mode else sys.maxsize)
+    limit = min(evaluation_limit(config), LONGEST_SHOWN if render_mode else sys.maxsize)
     envs = make_envs(config, config.members * lanes, AutoresetMode.DISABLED, limit, render_mode)
-    return Evaluator(envs, ActionSpec.of(envs.single_action_space), config.members)
+    cut_at = None if limit == time_limit(config) else limit
+    return Evaluator(envs, ActionSpec.of(envs.single_action_space), config.members, cut_at)
 
 
 def build_policy(config: Config) -> tuple[Policy, Any]:

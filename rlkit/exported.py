@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from rlkit.distributions import FORBIDDEN
 from rlkit.layer_norm import EPSILON
 from rlkit.mlp import StackedMLP
 from rlkit.normalize import Normalizer
@@ -63,6 +64,7 @@ class ExportedPolicy(nn.Module):
 
     Args:
         actions: the action space (`rlkit.envs.spaces.ActionSpec`).
+        masked: it takes masks of legal actions.
     """
 
     low: Tensor
@@ -70,7 +72,7 @@ class ExportedPolicy(nn.Module):
     log_std: Tensor
     start: Tensor
 
-    def __init__(self, policy: Policy, actions: Any, member: int) -> None:
+    def __init__(self, policy: Policy, actions: Any, member: int, masked: bool = False) -> None:
         super().__init__()
         parts: list[nn.Module] = [Standardize(policy.normalizer, member)] if policy.normalizer is not None else []
         for mlp in (policy.trunk, policy.actor):
@@ -88,23 +90,22 @@ class ExportedPolicy(nn.Module):
             self.register_buffer("log_std", policy.log_std.detach()[member, 0].clone())
         start = np.ravel(space.start) if isinstance(space, (Discrete, MultiDiscrete)) else np.zeros(len(self.sizes))
         self.register_buffer("start", torch.tensor(start.astype(np.int64)))
+        self.inputs = ["obs", "action_mask"] if masked else ["obs"]
+        self.eval().requires_grad_(False)
 
-    @property
-    def outputs(self) -> list[str]:
-        """Names of what `forward` returns."""
-        return ["action", "logits"] if self.discrete else ["action", "mean", "std"]
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
-        """Return (action, logits) or (action, mean, std) for observations [B, D]."""
+    def forward(self, obs: Tensor, action_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Return action and logits, or action, mean and std, for observations [B, D] and masks, int8 [B, A]."""
         output = self.network(obs)
+        if action_mask is not None:
+            output = torch.where(action_mask != 0, output, output + FORBIDDEN)
         return self._choose(output) if self.discrete else self._scale(output)
 
-    def _choose(self, output: Tensor) -> tuple[Tensor, ...]:
+    def _choose(self, output: Tensor) -> dict[str, Tensor]:
         heads = [head.log_softmax(-1) for head in output.split(self.sizes, -1)]
         index = torch.stack([head.argmax(-1) for head in heads], -1) + self.start
-        return index.to(self.dtype).reshape(-1, *self.shape), torch.cat(heads, -1)
+        return {"action": index.to(self.dtype).reshape(-1, *self.shape), "logits": torch.cat(heads, -1)}
 
-    def _scale(self, output: Tensor) -> tuple[Tensor, ...]:
+    def _scale(self, output: Tensor) -> dict[str, Tensor]:
         if self.state_std:
             mean, log_std = output.split(self.action_size, -1)
             log_std = log_std.clamp(*LOG_STD_RANGE)
@@ -114,4 +115,5 @@ class ExportedPolicy(nn.Module):
         if self.squash:
             low, high = self.low.float(), self.high.float()
             action = low + (action.tanh() + 1) / 2 * (high - low)
-        return action.to(self.dtype).clamp(self.low, self.high), mean, log_std.exp().expand_as(mean)
+        action = action.to(self.dtype).clamp(self.low, self.high)
+        return {"action": action, "mean": mean, "std": log_std.exp().expand_as(mean)}

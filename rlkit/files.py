@@ -50,6 +50,16 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def make_room(path: Path) -> None:
+    """Make the folder that a file is to lie in.
+
+    Raises:
+        WriteError: it cannot be made.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text whole or not at all: a reader, or a crash, finds the old file or the new one."""
     with replacing(path) as temporary:

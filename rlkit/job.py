@@ -137,9 +137,9 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
 
 def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None = None) -> Run:
     """Train in a folder that is ours, from the beginning or from where a checkpoint has brought the learner."""
-    from rlkit.build import reward_threshold
+    from rlkit.build import evaluation_limit, reward_threshold
     from rlkit.diagnose import Diagnosis
-    from rlkit.evaluate import Evaluator
+    from rlkit.evaluate import Evaluator, cut_note
     from rlkit.metrics import Logger
     from rlkit.session import Session
 
@@ -152,8 +152,16 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
         show=show,
         resumed=None if resumed is None else resumed.state.get("log", {}),
     )
+    source: Any = learner  # a team, which evaluates by itself
     if isinstance(prepared.evaluator, Evaluator):
-        prepared.evaluator.progress = lambda share: logger.busy(f"evaluation {share:.0%}")
+        source = prepared.evaluator
+        source.progress = lambda share: logger.busy(f"evaluation {share:.0%}")
+
+    def tell_of_cuts(cut: int, episodes: int) -> None:
+        source.on_cut = None  # once
+        logger.message(cut_note(cut, episodes, evaluation_limit(config), "eval.max_episode_steps"))
+
+    source.on_cut = tell_of_cuts
     try:
         session = Session(
             learner=learner,
@@ -180,7 +188,7 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
         logger.close()
     run = Run(folder, summary)
     if show != "off":
-        report(run, learner.obs_size, show)
+        report(run, learner.obs_size, show, config.env.action_mask)
     if session.ended_by is not None and "interrupted" in summary["status"]:
         raise session.ended_by
     return run
@@ -223,8 +231,12 @@ def use_threads(number: int = 1) -> None:
     threadpool_limits(number, "blas")  # NumPy's
 
 
-def report(run: Run, obs_size: int, show: str) -> None:
-    """Print the table at the end of a run and the commands that show more of it."""
+def report(run: Run, obs_size: int, show: str, masked: bool = False) -> None:
+    """Print the table at the end of a run and the commands that show more of it.
+
+    Args:
+        masked: whether the policy acts with masks of legal actions.
+    """
     import shutil
 
     from rlkit.results import Result, final_table
@@ -233,6 +245,9 @@ def report(run: Run, obs_size: int, show: str) -> None:
     found = shutil.which("python")
     python = "python" if found and os.path.samefile(found, sys.executable) else shlex.quote(sys.executable)
     act = f'import rlkit; print(rlkit.load("{run.folder}").act([0] * {obs_size}))'
+    if masked:
+        mask = "action_mask=[1] * agent.policy.action_size"
+        act = f'import rlkit; agent = rlkit.load("{run.folder}"); print(agent.act([0] * {obs_size}, {mask}))'
     columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps"))
     final_table(
         [Result(*row) for row in zip(*columns, strict=True)],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlkit.session import Session
 
 OPEN = ("total_steps", "stop_at", "device", "eval.", "checkpoint.")  # keys, and beginnings of keys, that may change
+EXPORTED = ("policy.onnx", "policy.pt2")  # what `rlkit.export` writes unless told otherwise
 WRITTEN = ("checkpoint.pt", "best.pt", "summary.json", "metrics.csv", ".hydra/config.yaml", ".hydra/overrides.yaml")
 
 
@@ -157,6 +158,9 @@ def find(folder: Path, config: DictConfig) -> Resumed:
         notes.append(f"environments of {config.env.id} cannot be saved, only native ones can: they begin new episodes")
     if state["about"]["machine"] != machine():
         notes.append(f"it began on another machine ({state['about']['machine']}): equal up to rounding")
+    for name in EXPORTED:
+        if (folder / name).exists():
+            notes.append(f"{name} stays the policy that was exported before; python -m rlkit.export {folder} renews it")
     return Resumed(state, path.name == checkpoint.NEWEST, notes)
 
 

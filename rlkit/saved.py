@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ class SavedRun:
         checkpoint: "last", or "best": each member at its best evaluation during training.
         state: the policies' state; the first axis of every tensor is the members'.
         summary: what `summary.json` holds; nothing where the run has not ended.
+        env_steps: that each member had made in this state, [M]; empty where that is not known.
     """
 
     folder: Path
@@ -33,6 +36,7 @@ class SavedRun:
     config: Config
     state: dict[str, Tensor]
     summary: dict[str, Any]
+    env_steps: Sequence[int] = ()
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: str = "last") -> SavedRun:
@@ -62,8 +66,9 @@ class SavedRun:
             file = summary if isinstance(error, json.JSONDecodeError) else settings
             raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
         file = folder / CHECKPOINTS[checkpoint][0]
-        state = load(file, env=config.env.id, algo=config.algo.name)["learner"]["policy"]
-        return cls(folder, checkpoint, config, state, known)
+        learner = load(file, env=config.env.id, algo=config.algo.name)["learner"]
+        steps = learner["collector"]["env_steps"].tolist() if "collector" in learner else ()  # of an older best.pt
+        return cls(folder, checkpoint, config, learner["policy"], known, steps)
 
     def member(self, wanted: int | str) -> int:
         """Return the number of a member, given as it is or as "best": highest mean return in the final evaluation.
@@ -87,6 +92,16 @@ class SavedRun:
             raise ValueError(f"member is {wanted!r}; it must be best or a number from 0 to {members - 1}")
         return wanted
 
+    def steps(self, member: int) -> int | None:
+        """Environment steps that a member had made in this state; None where that is not known."""
+        return self.env_steps[member] if self.env_steps else None
+
+    def state_of(self, member: int) -> str:
+        """A member and the state it is in, in words."""
+        steps = self.steps(member)
+        at = "" if steps is None else f" at {steps:,} steps"
+        return f"member {member} (seed {self.config.seed + member}), {self.checkpoint} checkpoint{at}"
+
     def parts(self) -> list[range]:
         """Members as the processes that trained them had them; each evaluated those of its own at once."""
         from rlkit.team import parts
@@ -108,6 +123,28 @@ class SavedRun:
         policy, actions = build_policy(self.share(members))
         fill(policy, self.state, members, str(self.folder / CHECKPOINTS[self.checkpoint][0]))
         return policy, actions
+
+
+def add_options(parser: argparse.ArgumentParser, member: str) -> None:
+    """Let a command line name a run, a member and a state of it.
+
+    Args:
+        member: the default, "best" or "all".
+    """
+    names = "a number, best, or all" if member == "all" else "a number, or best"
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument("--member", type=_member, default=member, help=f"{names} ({member})")
+    parser.add_argument(
+        "--checkpoint", choices=tuple(CHECKPOINTS), default="last", help="which state of the run (last)"
+    )
+
+
+def _member(text: str) -> int | str:
+    """A number where it is one; `SavedRun.member` says what is wrong with other words."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def fill(policy: Policy, state: dict[str, Tensor], members: range, name: str = "the state") -> None:

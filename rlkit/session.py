@@ -120,7 +120,7 @@ class Session:
         members = self.learner.members
         self.solved_at = [None] * members
         self._above_since: list[int | None] = [None] * members  # steps of the first of the evaluations above
-        self.peak = torch.full((members,), -torch.inf)
+        self.peak = torch.full((members,), -torch.inf, dtype=torch.float64)
         self._diverged: set[int] = set()  # members that were told of
         self.train_seconds = 0.0
         self._evaluated = 0  # `elapsed` at the last evaluation
@@ -185,7 +185,7 @@ class Session:
         learner = self.learner
         returns = self.evaluator(learner.policy, self.eval_episodes).mean(1)
         self._evaluated = self.elapsed
-        self.peak = torch.maximum(self.peak, returns.float())
+        self.peak = torch.maximum(self.peak, returns)
         self._log({"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
         if self.recorder is not None and self.recorder.due():
             self._record(self.recorder, returns)
@@ -256,7 +256,7 @@ class Session:
         self.elapsed, self.train_seconds = state["elapsed"], state["train_seconds"]
         self._evaluated = state["evaluated"]
         self._began = time.perf_counter() - state["wall_seconds"]
-        self.peak, self.solved_at = state["peak"].clone(), list(state["solved_at"])
+        self.peak, self.solved_at = state["peak"].double(), list(state["solved_at"])
         self._above_since, self._diverged = list(state["above_since"]), set(state["diverged"])
         if self.diagnosis is not None and state["diagnosis"] is not None:
             self.diagnosis.load_state_dict(state["diagnosis"])
@@ -273,7 +273,7 @@ class Session:
         self._saved = self.elapsed
         best = state["keepers"].get(keep_best.NAME, {}).get("state")
         if best:
-            checkpoint.save(self.folder / "best.pt", {"about": self.about, "learner": {"policy": best["policy"]}})
+            checkpoint.save(self.folder / "best.pt", {"about": self.about, "learner": best})
 
     def _summary(self) -> dict[str, Any]:
         learner = self.learner

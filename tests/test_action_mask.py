@@ -1,6 +1,8 @@
 """Action masks: no illegal action, anywhere; exact ratios; gradients as by autograd; off and all-true are the same."""
 
 import math
+import re
+import shlex
 
 import gymnasium
 import numpy as np
@@ -317,11 +319,27 @@ def test_an_agent_obeys_the_mask_it_is_given(learner_of, tmp_path):
         obs, info = env.reset()
     only = np.eye(SIZE, dtype=bool)
     assert agent.act(np.zeros((SIZE, 2), np.float32), action_mask=only).tolist() == [2, 3, 4, 5, 6]
-    assert agent.act([0, 0]) in env.action_space
-    with pytest.raises(ValueError, match="it has 2 numbers, the actions are 5"):
-        agent.act([0, 0], action_mask=[1, 0])
-    with pytest.raises(ValueError, match="it forbids every action"):
-        agent.act([0, 0], action_mask=np.zeros(5))
+    for mask, rows, sentence in (
+        (None, 1, "action_mask is None; a run with env.action_mask=true must be given info['action_mask']"),
+        ([1, 0], 1, "action_mask has 2 numbers; it must have 5, one for each action"),
+        (np.zeros(5), 1, "action_mask forbids every action; it must allow one"),
+        ([0, 0, -np.inf, 0, 0], 1, "action_mask[2] is -inf; it must be 1 where the action is legal, else 0"),
+        (only[:2], 3, "action_mask has 2 rows; obs has 3, and there must be a mask for each"),
+        (1, 2, "action_mask is 1; obs has 2, and there must be a mask for each"),
+        ([only[0], [0] * 5], 2, "action_mask[1] forbids every action; it must allow one"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            agent.act([0, 0] if rows == 1 else np.zeros((rows, 2)), action_mask=mask)
+    assert repr(agent).endswith("last checkpoint at 0 steps: obs [2], action_mask [5] -> Discrete(5, start=2))")
+
+
+def test_the_command_that_a_run_ends_with_gives_the_agent_a_mask(tmp_path, capsys):
+    settings = {"env": "gym", "env.id": "rlkit_tests/Choosing-v0", "env.action_mask": True, "algo": "ppo"}
+    quick = {"num_envs": 2, "algo.num_steps": 16, "total_steps": 32, "eval.every": 0, "policy.hidden": [8]}
+    rlkit.run(folder=tmp_path / "run", show="plain", **settings, **quick)
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    exec(command[command.index("-c") + 1])
+    assert int(capsys.readouterr().out) in range(2, 2 + SIZE)
 
 
 def test_taxi_drives_by_its_mask(learner_of):
@@ -353,11 +371,13 @@ def test_taxi_drives_by_its_mask(learner_of):
         ),
         (
             "none at step 3",
-            "gave an action mask in step 3 that cannot be used: it forbids every action",
+            "gave an action mask in step 3 that cannot be used: info['action_mask'] forbids every action; "
+            "it must allow one",
         ),
         (
             "too few",
-            "gave an action mask in reset that cannot be used: it has 2 numbers, the actions are 5",
+            "gave an action mask in reset that cannot be used: info['action_mask'] has 2 numbers; it must have 5, one "
+            "for each action",
         ),
     ],
 )

@@ -346,6 +346,22 @@ def test_a_loaded_member_acts_as_it_was_trained(trained, member):
     assert set(agent.act(rows, deterministic=False).tolist()) == {0, 1}
 
 
+def test_an_observation_that_is_not_finite_is_one_sentence(trained):
+    agent, rows = rlkit.load(trained.folder, member=0), np.zeros((5, 4))
+    for bad in (np.nan, -np.inf):
+        rows[3, 2] = bad
+        for obs, place in ((rows, "3, 2"), (rows[3], "2")):
+            wanted = rf"^obs\[{place}\] is {bad}; every number of an observation must be finite$"
+            with pytest.raises(ValueError, match=wanted):
+                agent.act(obs)
+
+
+def test_an_agent_says_what_it_is(trained):
+    steps = trained.summary["env_steps"][1]
+    said = f"Agent(CartPole-v1 ppo, member 1 (seed 1), last checkpoint at {steps:,} steps: obs [4] -> Discrete(2))"
+    assert repr(rlkit.load(trained.folder, member=1)) == said
+
+
 def test_a_loaded_agent_plays_the_environment(trained):
     import gymnasium
 

@@ -24,7 +24,8 @@ class KeepBest(Keeper):
     def judge(
         self, state: State, returns: Tensor, metrics: Mapping[str, Tensor], ended: Tensor
     ) -> tuple[Tensor, list[Event]]:
-        self.best.see({"policy": state["policy"]}, returns)
+        seen = {"policy": state["policy"], "collector": {"env_steps": state["collector"]["env_steps"]}}
+        self.best.see(seen, returns)
         return torch.zeros_like(returns, dtype=torch.bool), []
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,6 +47,12 @@ class EnvConfig:
 class EvalConfig:
     every: int = key(10_000, "steps of one member between evaluations; 0: only at the end", ge=0)
     episodes: int = key(20, "episodes of each evaluation during training (100 at the end)", ge=1)
+    max_episode_steps: int | None = key(
+        None,
+        "steps at which an evaluation episode is cut; null: at the time limit (algo.max_episode_steps, or the "
+        "environment's own), or at 1,000 where there is none",
+        ge=1,
+    )
     video: int = key(0, "record an episode of the best member at every n-th evaluation; 0: never", ge=0)
 
 

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ import torch
 from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
-from rlkit.files import write_text
+from rlkit.files import make_room, write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.results import evaluation_table
-from rlkit.saved import CHECKPOINTS, SavedRun
+from rlkit.saved import SavedRun, add_options
 from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail
 from rlkit.video import Stage, VideoError, check, check_display
 
@@ -48,6 +48,7 @@ class Scores:
     Attributes:
         returns: undiscounted, [K, episodes].
         lengths: in steps, [K, episodes].
+        cut: bool [K, episodes]; they would have gone on after the steps that evaluation plays at most.
     """
 
     run: SavedRun
@@ -56,6 +57,7 @@ class Scores:
     seed: int
     returns: np.ndarray
     lengths: np.ndarray
+    cut: np.ndarray
 
     @property
     def means(self) -> np.ndarray:
@@ -76,6 +78,7 @@ class Scores:
 
     def as_json(self) -> dict[str, Any]:
         """All numbers, with what it takes to get them again."""
+        from rlkit.build import evaluation_limit
         from rlkit.evaluate import start_seeds
 
         config, means = self.run.config, self.means
@@ -96,6 +99,8 @@ class Scores:
             "min": self.returns.min(1).tolist(),
             "max": self.returns.max(1).tolist(),
             "mean_length": self.lengths.mean(1).tolist(),
+            "max_episode_steps": evaluation_limit(config),
+            "cut": self.cut.sum(1).tolist(),
             "interquartile_mean": float(interquartile_mean(means)),
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
@@ -141,8 +146,8 @@ def scores(
             played.append(evaluator.play(policy, episodes, stochastic, seed))
         finally:
             evaluator.close()
-    returns, lengths = (np.concatenate(parts) for parts in zip(*((e.returns, e.lengths) for e in played), strict=True))
-    return Scores(run, members, stochastic, seed, returns, lengths)
+    parts = zip(*((e.returns, e.lengths, e.cut) for e in played), strict=True)
+    return Scores(run, members, stochastic, seed, *map(np.concatenate, parts))
 
 
 def _of_all(progress: Callable[[float], None], own: range, members: range) -> Callable[[float], None]:
@@ -161,16 +166,6 @@ def _progress_bar() -> Iterator[Callable[[float], None]]:
         yield lambda share: bar.update(task, completed=share)
 
 
-def member_name(text: str) -> int | str:
-    """A member as the command line names it: a number, "best" or "all"."""
-    if text in ("best", "all"):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a member: give its number, best or all") from None
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -179,13 +174,12 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    add_options(made, member="all")
     made.add_argument("--episodes", type=int, default=100, metavar="N", help="of each member (100)")
-    made.add_argument("--member", type=member_name, default="all", help="a number, best, or all (all)")
-    made.add_argument("--checkpoint", choices=tuple(CHECKPOINTS), default="last", help="which state of the run (last)")
     made.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
     made.add_argument("--seed", type=int, default=0, help="of the start states; 0: those of every training (0)")
     made.add_argument("--num-envs", type=int, metavar="N", help="environments of a member at once (as in training)")
+    made.add_argument("--max-episode-steps", type=int, metavar="N", help="cut episodes there (eval.max_episode_steps)")
     made.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all numbers; without FILE print them")
     made.add_argument("--video", nargs="?", const="", metavar="PATH", help="a file, or a folder (RUN/videos)")
     made.add_argument("--render", choices=("human",), help="show episodes in a window")
@@ -197,12 +191,15 @@ def problem(options: argparse.Namespace) -> str | None:
     for name, value, least in (
         ("episodes", options.episodes, 1),
         ("num-envs", options.num_envs, 1),
+        ("max-episode-steps", options.max_episode_steps, 1),
         ("seed", options.seed, 0),
     ):
         if value is not None and value < least:
             return f"--{name} is {value}; it must be >= {least}"
-    if options.json not in (None, "-") and not Path(options.json).absolute().parent.is_dir():
-        return f"--json is {options.json}, but {Path(options.json).parent} is not a folder"
+    if options.json not in (None, "-"):
+        nearest = next(path for path in Path(options.json).absolute().parents if path.exists())
+        if not nearest.is_dir():
+            return f"--json is {options.json}, but {nearest} is not a folder"
     return None
 
 
@@ -216,6 +213,8 @@ def video_file(options: argparse.Namespace, member: int = 0) -> Path:
 
 def _open(options: argparse.Namespace, stages: ExitStack) -> tuple[SavedRun, range, Stage | None, Stage | None]:
     """The run, its members and what draws them: all that can turn out to be impossible before an episode is played."""
+    from rlkit.build import evaluation_limit
+
     if (fault := problem(options)) is not None:
         raise ConfigError(fault)
     if options.video is not None:
@@ -223,6 +222,10 @@ def _open(options: argparse.Namespace, stages: ExitStack) -> tuple[SavedRun, ran
     if options.render:
         check_display(f"--render {options.render}")
     run = SavedRun.open(options.run, options.checkpoint)
+    if options.max_episode_steps:
+        shorter = replace(run.config.eval, max_episode_steps=options.max_episode_steps)
+        run = replace(run, config=replace(run.config, eval=shorter))
+        evaluation_limit(run.config, "--max-episode-steps")
     members = range(run.config.members)
     if options.member != "all":
         number = run.member(options.member)
@@ -236,20 +239,28 @@ def _open(options: argparse.Namespace, stages: ExitStack) -> tuple[SavedRun, ran
 
 def _show(options: argparse.Namespace, result: Scores, camera: Stage | None, window: Stage | None) -> None:
     """Print and write the numbers, record and show the best member."""
+    from rlkit.build import evaluation_limit
+    from rlkit.evaluate import cut_note
+
     text = "{\n" + ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in result.as_json().items()) + "\n}\n"
     if options.json == "-":
         print(text, end="", flush=True)
     else:
         evaluation_table(result.members, result.returns, result.lengths, title=result.title())
         if options.json:
+            make_room(Path(options.json))
             write_text(Path(options.json), text)
     best = result.best
     note = partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
+    if result.cut.any():
+        limit = evaluation_limit(result.run.config)
+        note(f"\n{cut_note(int(result.cut.sum()), result.cut.size, limit, '--max-episode-steps')}")
     if camera is not None:
         policy, _ = result.run.policy(range(best, best + 1))
         file = video_file(options, best)
         gained = camera.record(policy, file, options.stochastic, options.seed)
-        note(f"\nvideo  {file} (member {best}, return {gained:,.1f})")
+        end = f", cut at {camera.evaluator.cut_at:,} steps" if camera.cut else ""
+        note(f"\nvideo  {file} (member {best}, return {gained:,.1f}{end})")
     if window is not None:
         policy, _ = result.run.policy(range(best, best + 1))
         note(f"\nmember {best} plays {options.episodes} episodes; Ctrl-C ends it")

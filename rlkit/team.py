@@ -13,7 +13,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -98,6 +98,7 @@ class Team:
         self.running = torch.ones(self.members, dtype=torch.bool)
         self.frozen, self.diverged = torch.zeros(2, self.members, dtype=torch.bool)
         self.policy: Policy | None = None  # nobody here has it
+        self.on_cut: Callable[[int, int], None] | None = None  # as of an Evaluator
         self.parts = parts(self.members, number)
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -159,7 +160,12 @@ class Team:
 
     def evaluator(self, policy: Policy | None, episodes: int, stochastic: bool = False) -> Tensor:
         """Return the undiscounted return of each episode, [M, episodes], as `rlkit.evaluate.Evaluator` does."""
-        return torch.from_numpy(np.concatenate(self._ask("evaluate", episodes, stochastic)))
+        answers = self._ask("evaluate", episodes, stochastic)
+        returns = torch.from_numpy(np.concatenate([a[0] for a in answers]))
+        cut = sum(a[1] for a in answers)
+        if self.on_cut is not None and cut:
+            self.on_cut(cut, returns.numel())
+        return returns
 
     def state_dict(self) -> dict[str, Any]:
         """The state that one learner of all members would have."""
@@ -280,9 +286,9 @@ class Worker:
         self.learner.freeze(member)
         return self.now()
 
-    def evaluate(self, episodes: int, stochastic: bool) -> np.ndarray:
-        returns: np.ndarray = self.evaluator(self.learner.policy, episodes, stochastic).numpy()
-        return returns
+    def evaluate(self, episodes: int, stochastic: bool) -> tuple[np.ndarray, int]:
+        played = self.evaluator.play(self.learner.policy, episodes, stochastic)
+        return played.returns.numpy(), int(played.cut.sum())
 
     def state(self) -> bytes:
         return packed(self.learner.state_dict())

@@ -130,6 +130,7 @@ class Stage:
                 evaluator.close()
             raise VideoError(f"{self.id} cannot be drawn: {_said(error)}") from error
         self.evaluator = evaluator
+        self.cut = False  # whether an episode of the last play was cut
         self.fps = float(evaluator.envs.metadata.get("render_fps") or 30)
 
     def frame(self, evaluator: Evaluator) -> np.ndarray:
@@ -141,7 +142,9 @@ class Stage:
 
     def play(self, policy: Policy, stochastic: bool = False, seed: int = 0, episodes: int = 1) -> np.ndarray:
         """Let the only member of a policy play; return the return of each episode."""
-        return self.evaluator.play(policy, episodes, stochastic, seed).returns[0].numpy()
+        played = self.evaluator.play(policy, episodes, stochastic, seed)
+        self.cut = bool(played.cut.any())
+        return played.returns[0].numpy()
 
     def record(self, policy: Policy, path: Path, stochastic: bool = False, seed: int = 0) -> float:
         """Record the first evaluation episode, whole or not at all; return its return.

@@ -16,7 +16,8 @@ import torch
 from omegaconf import OmegaConf
 
 import rlkit
-from rlkit.build import FOREIGN_EVALUATION_LANES, build_policy, to_config
+from rlkit.build import FOREIGN_EVALUATION_LANES, build_policy, evaluation_limit, to_config
+from rlkit.conf.schema import ConfigError
 from rlkit.envs import make
 from rlkit.envs.spaces import ActionSpec
 from rlkit.evaluate import Evaluator, main, start_seeds
@@ -62,7 +63,28 @@ class Broken(Sprints):
 
 
 gymnasium.register("Sprints-v0", Sprints, max_episode_steps=100)
+
+
+class Unending(gymnasium.Env):
+    """Ends at step 7 in every fourth episode, at the very step 9 in another fourth, and else never."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.end = 0, {0: 7, 1: 9}.get((seed or 0) % 4)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), 1.0, self.steps == self.end, False, {}
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+
 gymnasium.register("Broken-v0", Broken, max_episode_steps=100)
+gymnasium.register("Unending-v0", Unending)
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +177,77 @@ def test_best_is_each_member_at_its_best_evaluation(tmp_path):
     settings = {**RUNS["grpo"], "total_steps": 2000, "eval.every": 200, "algo.learning_rate": 0.01}
     run = rlkit.run(folder=tmp_path / "run", **settings)
     best = SavedRun.open(run.folder, "best")
-    assert scores(best, range(2), 20).means.astype(np.float32).tolist() == run.summary["eval_peak"]
+    assert scores(best, range(2), 20).means.tolist() == run.summary["eval_peak"]  # as exact as eval_return is
     assert best.member("best") == int(np.argmax(run.summary["eval_peak"]))
+
+
+# --- episodes without an end ---------------------------------------------------------------------------------------
+
+UNENDING = {**PPO, "env": "gym", "env.id": "Unending-v0", "total_steps": 256}
+
+
+def cut_of(limit: int, episodes: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    """The lengths of evaluation episodes of `Unending`, and which of them are cut."""
+    ends = np.array([{0: 7, 1: 9}.get(seed % 4, np.inf) for seed in start_seeds(episodes)])
+    return np.minimum(ends, limit), ends > limit
+
+
+def test_an_evaluation_without_a_time_limit_plays_a_thousand_steps_and_says_so_once(tmp_path, capsys):
+    run = rlkit.run(folder=tmp_path / "run", show="plain", **UNENDING)
+    lengths, cut = cut_of(1_000)
+    assert run.eval_return == [lengths.mean()]  # 1 for each step
+    line = f"{cut.sum()} of 100 evaluation episodes were still going at 1,000 steps and were cut there"
+    out = capsys.readouterr().out
+    assert out.count("were cut there") == 1 and f"{line} (eval.max_episode_steps)" in out
+    assert main([str(run.folder), "--json", str(tmp_path / "a.json")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{line} (--max-episode-steps)"
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["max_episode_steps"] == 1_000 and found["cut"] == [cut.sum()]
+    assert found["lengths"] == [lengths.tolist()]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_key_cuts_where_it_says_and_an_episode_that_ends_there_is_not_cut(tmp_path, capsys, processes):
+    settings = {**UNENDING, "eval.max_episode_steps": 9, "members": 3, "processes": processes, "eval.every": 128}
+    run = rlkit.run(folder=tmp_path / "run", show="plain", **settings, **{"eval.episodes": 10})
+    lengths, cut = cut_of(9)
+    assert run.eval_return == [lengths.mean()] * 3
+    first = 3 * cut_of(9, 10)[1].sum()  # of the first evaluation
+    said = f"{first} of 30 evaluation episodes were still going at 9 steps and were cut there (eval.max_episode_steps)"
+    out = capsys.readouterr().out
+    assert said in out and out.count("were cut there") == 1
+    again = played(run)
+    assert again.cut.tolist() == [cut.tolist()] * 3 and again.lengths.tolist() == [lengths.tolist()] * 3
+
+
+def test_the_command_s_option_takes_the_place_of_the_key(tmp_path, capsys):
+    run = rlkit.run(folder=tmp_path / "run", **UNENDING, **{"eval.max_episode_steps": 9})
+    assert main([str(run.folder), "--max-episode-steps", "8", "--json"]) == 0
+    said = capsys.readouterr()
+    lengths, cut = cut_of(8)
+    assert json.loads(said.out)["lengths"] == [lengths.tolist()]
+    assert f"{cut.sum()} of 100 evaluation episodes were still going at 8 steps" in said.err
+
+
+def test_a_run_can_be_given_another_limit_when_it_is_resumed(tmp_path):
+    run = rlkit.run(folder=tmp_path / "run", **UNENDING, **{"eval.max_episode_steps": 9})
+    on = rlkit.run(resume=run.folder, total_steps=512, **{"eval.max_episode_steps": 20})
+    assert run.eval_return == [cut_of(9)[0].mean()] and on.eval_return == [cut_of(20)[0].mean()]
+
+
+def test_grpo_s_own_limit_is_that_of_its_evaluation_which_may_be_shorter(tmp_path, capsys):
+    chosen = ["env=gym", "env.id=Unending-v0", "algo=grpo", "algo.max_episode_steps=30"]
+    assert evaluation_limit(to_config(compose(chosen)[0])) == 30
+    assert evaluation_limit(to_config(compose([*chosen, "eval.max_episode_steps=20"])[0])) == 20
+    assert evaluation_limit(to_config(compose(["env=CartPole", "algo=ppo"])[0])) == 500
+    assert evaluation_limit(to_config(compose(["env=CartPole", "algo=ppo", "eval.max_episode_steps=20"])[0])) == 20
+    wanted = "eval.max_episode_steps is 31; it must be <= 30, the time limit of Unending-v0 in this run"
+    with pytest.raises(ConfigError, match=f"^{wanted}$"):
+        to_config(compose([*chosen, "eval.max_episode_steps=31"])[0])
+    settings = {**GRPO, "env": "gym", "env.id": "Unending-v0", "algo.max_episode_steps": 9}
+    run = rlkit.run(folder=tmp_path / "run", show="plain", **settings)
+    assert run.eval_return == [cut_of(9)[0].mean()]
+    assert "cut" not in capsys.readouterr().out  # it is the task's
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
@@ -184,6 +275,12 @@ def test_the_table_and_the_json_say_the_same(trained, tmp_path, capsys):
     assert "Pendulum-v1 ppo: 7 episodes, sampled actions" in table
 
 
+def test_json_makes_the_folder_it_names(trained, tmp_path, capsys):
+    file = tmp_path / "new" / "er" / "scores.json"
+    assert main([str(trained("grpo").folder), "--episodes", "2", "--json", str(file)]) == 0
+    assert len(json.loads(file.read_text())["returns"][0]) == 2
+
+
 def test_json_without_a_file_is_all_there_is_on_standard_output(trained, capsys):
     run = trained("grpo")
     assert main([str(run.folder), "--episodes", "3", "--member", "best", "--json"]) == 0
@@ -199,7 +296,13 @@ def test_json_without_a_file_is_all_there_is_on_standard_output(trained, capsys)
         (["--seed", "-1"], "--seed is -1; it must be >= 0"),
         (["--member", "2"], "member is 2; it must be best or a number from 0 to 1"),
         (["--checkpoint", "best"], "there is no checkpoint at "),
-        (["--json", "no/where.json"], "--json is no/where.json, but no is not a folder"),
+        (["--member", "1st"], "member is '1st'; it must be best or a number from 0 to 1"),
+        (["--max-episode-steps", "0"], "--max-episode-steps is 0; it must be >= 1"),
+        (
+            ["--max-episode-steps", "501"],
+            "--max-episode-steps is 501; it must be <= 500, the time limit of CartPole-v1 in this run",
+        ),
+        (["--json", f"{__file__}/a/b.json"], f"--json is {__file__}/a/b.json, but {__file__} is not a folder"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(trained, options, sentence, capsys):

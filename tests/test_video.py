@@ -160,6 +160,15 @@ def test_an_episode_without_an_end_is_cut(tmp_path, monkeypatch):
     assert len(mp4(tmp_path / "a.mp4")[0]) == 31
 
 
+def test_the_line_of_a_video_says_that_its_episode_was_cut(tmp_path, monkeypatch, capsys):
+    run = rlkit.run(folder=tmp_path / "run", **{**SETTINGS, "env": "gym", "env.id": "Counter-v0", "eval.every": 0})
+    monkeypatch.setattr("rlkit.build.LONGEST_SHOWN", 30)
+    assert main([str(run.folder), "--episodes", "1", "--member", "0", "--video", str(tmp_path / "a.mp4")]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == f"video  {tmp_path / 'a.mp4'} (member 0, return 30.0, cut at 30 steps)"
+    assert "99.0" in said and "still going" not in said  # the episode that was judged was whole
+
+
 def test_the_recorded_episode_is_the_first_of_the_evaluation(trained, tmp_path, capsys):
     for kind, options in (("deterministic", []), ("sampled", ["--stochastic"])):
         file = tmp_path / f"{kind}.gif"

@@ -72,7 +72,7 @@ class ActionSpec:
             ValueError: it has another size or other numbers, or forbids every action of a head.
         """
         numbers = _end_to_end(given)
-        mask = numbers == 1
+        mask: Array = numbers == 1
         if len(mask) != sum(self.sizes):
             raise ValueError(f"{name} has {len(mask)} numbers; it must have {sum(self.sizes)}, one for each action")
         if not (known := mask | (numbers == 0)).all():

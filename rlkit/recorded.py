@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.conf.schema import ConfigError
+from rlkit.saved import read_overrides, read_settings
+
 NEEDED = ("env", "algo", "seed", "members", "env_steps", "eval_return", "solved_at_steps", "status")  # in summary.json
 HEADER = ["step", "wall_seconds", "name", "value"]
 NEUTRAL = (
@@ -150,15 +153,11 @@ def _read(folder: Path) -> tuple[str, Record | None]:
         return f"its summary.json has no {missing[0]}", None
     for unfinished in {"interrupted", "stopped"} & set(summary["status"]):
         return f"it was {unfinished} at {max(summary['env_steps']):,} steps", None
-    configuration = folder / ".hydra" / "config.yaml"
-    if not configuration.exists():
-        return "it has no .hydra/config.yaml, so its settings are not known", None
-    listed = folder / ".hydra" / "overrides.yaml"
     try:
-        settings = dict(leaves(OmegaConf.to_container(OmegaConf.load(configuration))))
-        overrides = [str(override) for override in OmegaConf.load(listed)] if listed.exists() else []
-    except Exception as error:  # YAML and OmegaConf raise many kinds
-        return f"a file of its .hydra is damaged ({' '.join(str(error).split())})", None
+        settings = dict(leaves(OmegaConf.to_container(read_settings(folder))))  # of any version: only compared
+        overrides = read_overrides(folder)
+    except (FileNotFoundError, ConfigError) as error:
+        return str(error), None
     curves = read_metrics(folder / "metrics.csv", summary["members"])
     if "eval/return" not in curves:
         return "its metrics.csv has no eval/return", None

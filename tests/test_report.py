@@ -369,7 +369,7 @@ def test_runs_that_cannot_count_are_skipped_with_a_line(runs):
         "was interrupted at 4,030 steps",
         "is damaged",
         "has no algo",
-        "settings are not known",
+        "config.yaml does not exist",
     ]
     assert len(notes) == len(causes)
     for note, letter, cause in zip(notes, "cdefg", causes, strict=True):

@@ -35,7 +35,7 @@ from rlkit.conf.schema import (
 from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
-from rlkit.faults import no_such_key, sentence
+from rlkit.faults import missing, no_such_key, sentence
 from rlkit.keepers import keep_best
 from rlkit.keepers.keeper import Keeper
 from rlkit.link import Chain, Link
@@ -69,7 +69,7 @@ def to_config(raw: DictConfig) -> Config:
         typed = OmegaConf.merge(OmegaConf.structured(Config(algo=schema())), raw)
         config: Config = OmegaConf.to_object(typed)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} must be given") from error
+        raise ConfigError(missing(error.full_key)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(sentence(error)) from error
     for check in (partial(_unknown_keys, raw), problems, _stabilizer_problems, _recipe_problems, _environment_problems):

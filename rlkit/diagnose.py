@@ -19,7 +19,7 @@ import numpy as np
 from rlkit.recorded import ReportError, read_metrics, read_summary
 from rlkit.series import EVALUATION, RETURN, WINDOW, Series
 from rlkit.symptoms import Finding, findings
-from rlkit.train import EXIT_FAULT, complain
+from rlkit.train import EXIT_FAULT, complain, quiet_pipe
 
 STRIDE = WINDOW // 2  # log entries from one look at a run to the next
 NAMED = 8  # more members than this are not all named
@@ -146,12 +146,14 @@ def page(folder: Path) -> Iterator[str]:
         yield f"  nothing found{few}"
 
 
+@quiet_pipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.diagnose`; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m rlkit.diagnose",
         description=__doc__,
-        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option.",
+        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option,\n"
+        "141 nobody reads the output.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")

@@ -102,10 +102,8 @@ def _in_a_file(said: str, key: str) -> str:
     """Say what OmegaConf found wrong with a key that a YAML file holds; nothing if that is something else."""
     if re.match(r"Key '.*' not in '|Key '.*' is not in struct", said):
         return no_such_key(key)
-    value = re.match(
-        r"Value '(.*)' of type '.*' (?:could not be converted|is not )|Invalid value '(.*)', expected", said
-    )
-    return wrong_type(key, value[1] or value[2] or "") if value else ""
+    value = re.match(r"Value '(.*)' of type '.*' could not be converted", said)
+    return wrong_type(key, value[1]) if value else ""
 
 
 def _known() -> dict[str, tuple[str, str]]:
@@ -135,6 +133,11 @@ def no_such_key(name: str) -> str:
         return f"{name} is a key of algo={known[name][0]} alone"
     hint = _nearest(name, [*known, *GROUPS], 0.6) or "; --help lists the keys"
     return f"{name} is not a key of this configuration{hint}"
+
+
+def missing(name: str | None) -> str:
+    """Say that a key without a default was not given."""
+    return f"{name} must be given{', as in env=gym env.id=LunarLander-v3' if name == 'env.id' else ''}"
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:

@@ -141,6 +141,7 @@ def find(paths: str | Path | Iterable[str | Path]) -> tuple[list[Group], list[st
 def _read(folder: Path) -> tuple[str, Record | None]:
     """Read a run; or say why it cannot count."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     if not (folder / "summary.json").exists():
         return "it has no summary.json, so it has not finished", None
@@ -154,9 +155,9 @@ def _read(folder: Path) -> tuple[str, Record | None]:
     for unfinished in {"interrupted", "stopped"} & set(summary["status"]):
         return f"it was {unfinished} at {max(summary['env_steps']):,} steps", None
     try:
-        settings = dict(leaves(OmegaConf.to_container(read_settings(folder))))  # of any version: only compared
+        settings = dict(leaves(OmegaConf.to_container(read_settings(folder), resolve=True)))  # of whatever version
         overrides = read_overrides(folder)
-    except (FileNotFoundError, ConfigError) as error:
+    except (FileNotFoundError, ConfigError, OmegaConfBaseException) as error:
         return str(error), None
     curves = read_metrics(folder / "metrics.csv", summary["members"])
     if "eval/return" not in curves:

@@ -33,6 +33,7 @@ def help_page() -> str:
     )
     tail = (
         "\n\nHydra's own options: --hydra-help. Exit status: 0 done, 1 a fault or a failed job of a sweep,"
-        "\n2 a configuration or checkpoint that cannot run (nothing ran), 130 Ctrl-C, 143 SIGTERM (both save first)."
+        "\n2 a configuration or checkpoint that cannot run (nothing ran), 130 Ctrl-C, 143 SIGTERM (both save first),"
+        "\n141 nobody reads the output (as with `| head`)."
     )
     return HELP + groups + notes + help_text() + tail

@@ -420,7 +420,7 @@ def test_no_run_is_one_sentence(tmp_path, capsys):
 
 def test_without_matplotlib_only_drawing_is_refused(runs, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert report.main([str(runs), "--out", str(runs.parent / "out")]) == 1
+    assert report.main([str(runs), "--out", str(runs.parent / "out")]) == 2
     assert capsys.readouterr().err == ("rlkit: --out and --picture draw with matplotlib: pip install 'rlkit[report]'\n")
     assert not (runs.parent / "out").exists()
     assert report.main([str(runs)]) == 0

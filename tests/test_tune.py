@@ -316,7 +316,7 @@ def test_a_file_that_is_no_study_is_one_sentence(tmp_path, space, capsys):
 
 def test_without_optuna_the_command_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(rlkit.tune, "find_spec", lambda name: None)
-    assert rlkit.tune.main(["env=CartPole"]) == 1
+    assert rlkit.tune.main(["env=CartPole"]) == 2
     assert "pip install 'rlkit[sweep]'" in capsys.readouterr().err
 
 

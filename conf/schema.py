@@ -385,10 +385,12 @@ def register() -> None:
     """Tell Hydra of the dataclasses, as `schema`, `algo/schema_ppo` and `algo/schema_grpo`."""
     from hydra.core.config_store import ConfigStore
 
+    from rlkit.conf.typed import typed
+
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    store.store(name="schema", node=typed(Config()))
     for name, schema in ALGO_SCHEMAS.items():
-        store.store(group="algo", name=f"schema_{name}", node=schema)
+        store.store(group="algo", name=f"schema_{name}", node=typed(schema()))
 
 
 def options(group: str) -> list[str]:

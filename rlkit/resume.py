@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlkit.conf.schema import Config, ConfigError, keys
+from rlkit.conf.typed import typed
 from rlkit.faults import no_such_key, wrong_type
 from rlkit.files import locked, write_text, writing
 from rlkit.job import Prepared, Run, conduct, machine, prepare
@@ -108,8 +109,9 @@ def settings(folder: Path, overrides: Sequence[str]) -> DictConfig:
             raise ConfigError(no_such_key(name))
         try:
             [parsed] = OverridesParser.create().parse_overrides([text])
-            OmegaConf.update(config, name, parsed.value())
-            OmegaConf.merge(OmegaConf.structured(Config()), OmegaConf.from_dotlist([text]))
+            held = typed(Config())
+            OmegaConf.update(held, name, parsed.value())
+            OmegaConf.update(config, name, OmegaConf.select(held, name))
         except HydraException as error:
             raise ConfigError(sentence(error)) from error
         except OmegaConfBaseException as error:

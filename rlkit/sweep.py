@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
 from rlkit.files import write_text
-from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, literal, unread
+from rlkit.overrides import literal
+from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, unread
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

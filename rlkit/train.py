@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -45,8 +44,10 @@ def compose(overrides: list[str]) -> tuple[DictConfig, Path]:
     from rlkit.conf import schema
     from rlkit.conf.schema import ConfigError
     from rlkit.faults import check_arguments, missing, sentence
+    from rlkit.overrides import for_hydra
 
     schema.register()
+    overrides = for_hydra(overrides)
     check_arguments(overrides)
     try:
         with initialize_config_module("rlkit.conf", version_base="1.3"):
@@ -71,12 +72,14 @@ def run(
         resume: the directory of a run that is to go on from its last checkpoint (`rlkit.resume`), in the same place.
         show: console output, "auto", "rich", "plain" or "off".
         settings: configuration keys; a dotted one is written with double underscores (`algo__clip=0.1`), or the whole
-            dictionary is unpacked: `**{"algo.clip": 0.1}`. A list selects stabilisers: `stabilizer=["ref_kl"]`.
+            dictionary is unpacked: `**{"algo.clip": 0.1}`. A list selects stabilisers: `stabilizer=["ref_kl"]`. A
+            dictionary holds arguments: `env__kwargs={"map_name": "8x8"}`.
 
     Raises:
         rlkit.build.ConfigError: a name or a value is wrong; one sentence says which.
         rlkit.faults.Fault: something ended the run.
     """
+    from rlkit.overrides import literal
     from rlkit.resume import keep_settings
     from rlkit.resume import resume as go_on
 
@@ -95,21 +98,6 @@ def run(
         prepared.close()
         raise
     return execute(prepared, target, show)
-
-
-def literal(value: Any) -> str:
-    """Write a Python value in Hydra's override grammar."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(literal(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{literal(v)}" for name, v in value.items()) + "}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w.:/-]+", value):
-        return "'" + re.sub(r"(\\*)'", r"\1\1\'", value) + "'"
-    return str(value)
 
 
 def quiet_pipe(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
@@ -161,7 +149,9 @@ def main() -> int:
 
     from rlkit.conf.schema import ConfigError
     from rlkit.faults import check_arguments, sentence
+    from rlkit.overrides import for_hydra
 
+    arguments = for_hydra(arguments)
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the sentences below are ours
     resumed = [argument for argument in arguments if argument.startswith("resume=")]
     sys.argv[1:] = sorted(arguments, key=lambda a: a not in ("-m", "--multirun"))  # argparse wants overrides together
@@ -236,6 +226,8 @@ def _resume(first: str, *more: str, others: list[str]) -> int:
     options = [*more, *(other for other in others if other.startswith("-"))]
     if options:
         raise ConfigError(f"{first} goes on with one run; {options[0]} cannot be given with it")
+    if first == "resume=":
+        raise ConfigError("resume is empty; it must be the folder of a run, as in resume=runs/CartPole/grpo/TIME")
     folder = Path(first.removeprefix("resume="))
     try:
         resume(folder, others)

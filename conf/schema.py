@@ -427,7 +427,9 @@ def sections() -> Iterator[tuple[str, list[tuple[str, dataclasses.Field[Any], An
 
 
 def shown(value: Any) -> str:
-    """A default as one would write it: null, true, 0.2, [64, 64]."""
+    """A value as the command line takes it: null, true, 0.2, [64,64]."""
+    if isinstance(value, list):
+        return "[" + ",".join(shown(each) for each in value) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 

@@ -123,9 +123,7 @@ class Stage:
         evaluator: Evaluator | None = None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # Gymnasium's: it is drawn all the same, or not, as is said below
+                warnings.simplefilter("ignore")  # Gymnasium's: it is drawn all the same, or not, as is said below
                 evaluator = build_evaluator(replace(config, members=1), 1, 1, mode)
                 evaluator.envs.reset(seed=[0])
                 if mode == "rgb_array":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,7 +206,9 @@ class Config:
     eval: EvalConfig = key(EvalConfig, "evaluation during training")
     checkpoint: CheckpointConfig = key(CheckpointConfig, "checkpoints")
     log: LogConfig = key(LogConfig, "TensorBoard and metrics.csv")
-    stabilizer: dict[str, Any] = key({}, "selected stabilisers by name")
+    stabilizer: dict[str, Any] = key(
+        {}, "keys of the selected ones; stabilizer=[ref_kl,rollback] selects two, stabilizer=none none"
+    )
 
 
 SCHEDULED = ("learning_rate", "clip", "entropy_coef")  # keys of algo.schedule
@@ -439,21 +441,15 @@ def pieces(name: str) -> tuple[list[str], dict[str, Any]]:
     return [other for other in content.pop("defaults", []) if other != "_self_"], content
 
 
-def help_text() -> str:
-    """Every key with its type, default, meaning and range, as `--help` prints it."""
-    lines = []
-    for title, rows in sections():
-        lines += ["", f"{title}:"]
-        for name, f, value in rows:
-            bounds = allowed(f.metadata["bounds"])
-            text = f"{name + '=' + shown(value):<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}"
-            lines.append(textwrap.fill(text, 118, initial_indent="  ", subsequent_indent=" " * 45))
-    for name in options("stabilizer"):
-        others, content = pieces(name)
-        if others:
-            lines += ["", f"stabilizer=[{name}] ({' and '.join(others)}):"]
-        for part, entry in content.items():
-            if not others:
-                lines += ["", f"stabilizer=[{name}] ({entry['_target_']}):"]
-            lines += [f"  stabilizer.{part}.{k}={str(v)}" for k, v in entry.items() if k != "_target_"]
-    return "\n".join(lines)
+def comments(name: str) -> dict[str, str]:
+    """What the YAML file of a stabiliser says of each of its keys: "(type, range): meaning"."""
+    from importlib.resources import files
+
+    text = files(__package__).joinpath("stabilizer", f"{name}.yaml").read_text()
+    return dict(re.findall(r"^ +(\w+): .*?  # (\(.*)$", text, re.M))
+
+
+def type_and_range(f: dataclasses.Field[Any]) -> str:
+    """Say what a field may hold: "number or null, > 0", "one of a, b"."""
+    bounds, kind = allowed(f.metadata["bounds"]), type_in_words(f).removeprefix("a ")
+    return bounds if "choices" in f.metadata["bounds"] else ", ".join(filter(None, (kind, bounds)))

@@ -63,6 +63,8 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), show: str = "auto"
         rlkit.faults.Fault: something ended the run.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once checkpoint and summary are written.
     """
+    if not str(folder):
+        raise ConfigError("resume is empty; it must be the folder of a run, as in resume=runs/CartPole/grpo/TIME")
     folder = Path(folder)
     config = settings(folder, overrides)
     with locked(folder):

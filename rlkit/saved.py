@@ -53,7 +53,6 @@ class SavedRun:
         if checkpoint not in CHECKPOINTS:
             raise ValueError(f"checkpoint is {checkpoint!r}; it must be one of {', '.join(CHECKPOINTS)}")
         folder = Path(path)
-        folder = Path(path)
         config, summary = read_config(folder), folder / "summary.json"
         try:
             known = json.loads(summary.read_text()) if summary.is_file() else {}

@@ -226,11 +226,10 @@ def _resume(first: str, *more: str, others: list[str]) -> int:
     options = [*more, *(other for other in others if other.startswith("-"))]
     if options:
         raise ConfigError(f"{first} goes on with one run; {options[0]} cannot be given with it")
-    if first == "resume=":
-        raise ConfigError("resume is empty; it must be the folder of a run, as in resume=runs/CartPole/grpo/TIME")
-    folder = Path(first.removeprefix("resume="))
+    named = first.removeprefix("resume=")
+    folder = Path(named)
     try:
-        resume(folder, others)
+        resume(named, others)
     except Exception as error:
         return _end(error, folder)
     return 0

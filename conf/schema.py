@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,7 +212,9 @@ class Config:
     eval: EvalConfig = key(EvalConfig, "evaluation during training")
     checkpoint: CheckpointConfig = key(CheckpointConfig, "checkpoints")
     log: LogConfig = key(LogConfig, "TensorBoard and metrics.csv")
-    stabilizer: dict[str, Any] = key({}, "selected stabilisers by name")
+    stabilizer: dict[str, Any] = key(
+        {}, "keys of the selected ones; stabilizer=[ref_kl,rollback] selects two, stabilizer=none none"
+    )
 
 
 SCHEDULED = ("learning_rate", "clip", "entropy_coef")  # keys of algo.schedule
@@ -391,10 +393,12 @@ def register() -> None:
     """Tell Hydra of the dataclasses, as `schema`, `algo/schema_ppo` and `algo/schema_grpo`."""
     from hydra.core.config_store import ConfigStore
 
+    from rlkit.conf.typed import typed
+
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    store.store(name="schema", node=typed(Config()))
     for name, schema in ALGO_SCHEMAS.items():
-        store.store(group="algo", name=f"schema_{name}", node=schema)
+        store.store(group="algo", name=f"schema_{name}", node=typed(schema()))
 
 
 def options(group: str) -> list[str]:
@@ -431,7 +435,9 @@ def sections() -> Iterator[tuple[str, list[tuple[str, dataclasses.Field[Any], An
 
 
 def shown(value: Any) -> str:
-    """A default as one would write it: null, true, 0.2, [64, 64]."""
+    """A value as the command line takes it: null, true, 0.2, [64,64]."""
+    if isinstance(value, list):
+        return "[" + ",".join(shown(each) for each in value) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
@@ -441,21 +447,15 @@ def pieces(name: str) -> tuple[list[str], dict[str, Any]]:
     return [other for other in content.pop("defaults", []) if other != "_self_"], content
 
 
-def help_text() -> str:
-    """Every key with its type, default, meaning and range, as `--help` prints it."""
-    lines = []
-    for title, rows in sections():
-        lines += ["", f"{title}:"]
-        for name, f, value in rows:
-            bounds = allowed(f.metadata["bounds"])
-            text = f"{name + '=' + shown(value):<42} {f.metadata['doc']}{f' ({bounds})' if bounds else ''}"
-            lines.append(textwrap.fill(text, 118, initial_indent="  ", subsequent_indent=" " * 45))
-    for name in options("stabilizer"):
-        others, content = pieces(name)
-        if others:
-            lines += ["", f"stabilizer=[{name}] ({' and '.join(others)}):"]
-        for part, entry in content.items():
-            if not others:
-                lines += ["", f"stabilizer=[{name}] ({entry['_target_']}):"]
-            lines += [f"  stabilizer.{part}.{k}={str(v)}" for k, v in entry.items() if k != "_target_"]
-    return "\n".join(lines)
+def comments(name: str) -> dict[str, str]:
+    """What the YAML file of a stabiliser says of each of its keys: "(type, range): meaning"."""
+    from importlib.resources import files
+
+    text = files(__package__).joinpath("stabilizer", f"{name}.yaml").read_text()
+    return dict(re.findall(r"^ +(\w+): .*?  # (\(.*)$", text, re.M))
+
+
+def type_and_range(f: dataclasses.Field[Any]) -> str:
+    """Say what a field may hold: "number or null, > 0", "one of a, b"."""
+    bounds, kind = allowed(f.metadata["bounds"]), type_in_words(f).removeprefix("a ")
+    return bounds if "choices" in f.metadata["bounds"] else ", ".join(filter(None, (kind, bounds)))

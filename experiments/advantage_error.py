@@ -27,8 +27,9 @@ from rlkit.envs.cartpole import cartpole
 from rlkit.job import use_threads
 from rlkit.link import Link
 from rlkit.loop import Learner
+from rlkit.overrides import literal
 from rlkit.policy import Policy
-from rlkit.train import compose, literal
+from rlkit.train import compose
 
 POINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the run
 STATES, REPEATS, HORIZON = 16, 16, 600  # states of a member at each point, times each is played on from, steps

@@ -29,9 +29,10 @@ from rlkit.comparison import FALL, bootstrap, fallen, probability_of_improvement
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.loop import Learner
+from rlkit.overrides import literal
 from rlkit.recorded import read_metrics
 from rlkit.team import cores
-from rlkit.train import compose, literal
+from rlkit.train import compose
 
 Overrides = dict[str, Any]
 

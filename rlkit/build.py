@@ -32,10 +32,11 @@ from rlkit.conf.schema import (
     problems,
     within,
 )
+from rlkit.conf.typed import typed, whole
 from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
-from rlkit.faults import no_such_key, sentence
+from rlkit.faults import missing, no_such_key, sentence
 from rlkit.keepers import keep_best
 from rlkit.keepers.keeper import Keeper
 from rlkit.link import Chain, Link
@@ -66,10 +67,10 @@ def to_config(raw: DictConfig) -> Config:
     if recipe in ALGO_SCHEMAS.values() and schema in ALGO_SCHEMAS.values() and recipe is not schema:
         raise ConfigError(f"algo.name is {raw.algo.name}, but another algo is chosen; write algo={raw.algo.name}")
     try:
-        typed = OmegaConf.merge(OmegaConf.structured(Config(algo=schema())), raw)
-        config: Config = OmegaConf.to_object(typed)  # type: ignore[assignment]
+        merged = OmegaConf.merge(typed(Config(algo=schema())), raw)
+        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} must be given") from error
+        raise ConfigError(missing(error.full_key)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(sentence(error)) from error
     for check in (partial(_unknown_keys, raw), problems, _stabilizer_problems, _recipe_problems, _environment_problems):
@@ -117,7 +118,8 @@ def _argument_problems(
     name: str, estimator: Estimator, arguments: dict[str, Any], tuned: Mapping[str, Any]
 ) -> Iterator[str]:
     wanted = estimator.parameters
-    for key, value in arguments.items():
+    for key, given in arguments.items():
+        value = _as_int(given, wanted[key].default) if key in wanted else given
         bounds = estimator.bounds.get(key, {})
         if key not in wanted and tuned.get(key) == value:
             continue  # of the tuned settings' estimator, where the command line chose another
@@ -370,7 +372,8 @@ def _schedule(config: AnnealConfig, initial: float, members: int) -> Schedule:
 def _estimator(algo: AlgoConfig) -> Estimator:
     """The chosen estimator with those of the arguments that are its own."""
     estimator = find_estimator(algo.advantage)
-    return estimator.given(**{k: v for k, v in algo.advantage_args.items() if k in estimator.parameters})
+    wanted = estimator.parameters
+    return estimator.given(**{k: _as_int(v, wanted[k].default) for k, v in algo.advantage_args.items() if k in wanted})
 
 
 def _exploration(config: Config, policy: Policy) -> Exploration | None:
@@ -427,6 +430,7 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
     unknown = set(entry) - set(wanted)
     if unknown:
         raise ValueError(f"stabilizer.{name} has no key {', '.join(sorted(unknown))}; it has {', '.join(wanted)}")
+    entry = {key: _as_int(value, wanted[key].default) for key, value in entry.items()}
     for key, value in entry.items():
         if not _fits(value, wanted[key].default):
             kind = type(wanted[key].default).__name__
@@ -442,6 +446,11 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
     except ValueError as error:
         raise ValueError(f"stabilizer.{name}: {error}") from error
     return piece
+
+
+def _as_int(value: Any, default: Any) -> Any:
+    """A float without a fraction as an int, where the parameter is one: 1e2 is 100."""
+    return whole(value) if type(default) is int else value
 
 
 def _fits(value: Any, default: Any) -> bool:

@@ -238,11 +238,15 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def rich_console() -> Any:
-    """A rich console on standard output."""
+def rich_console(terminal: bool = True) -> Any:
+    """A rich console on standard output; one that is no terminal gets no control codes."""
     from rich.console import Console as RichOutput
 
-    return RichOutput(force_terminal=True)
+    class Output(RichOutput):
+        def on_broken_pipe(self) -> None:
+            raise  # the entry point says how a command ends; rich would end it here with status 1
+
+    return Output(force_terminal=True) if terminal else Output(color_system=None)
 
 
 def number(value: float) -> str:

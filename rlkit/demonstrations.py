@@ -144,16 +144,14 @@ def _named(arrays: dict[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
 
 def _of_run(folder: Path, episodes: int) -> Steps:
     """Let the best member of a run play."""
-    from omegaconf import OmegaConf
-
-    from rlkit.build import build_evaluator, to_config
+    from rlkit.build import build_evaluator
     from rlkit.evaluate import load
+    from rlkit.saved import read_config
 
     if not (folder / "summary.json").is_file():
         raise ValueError("it is not the folder of a finished run: it holds no summary.json")
     agent = load(folder)
-    config = to_config(OmegaConf.load(folder / ".hydra" / "config.yaml"))  # type: ignore[arg-type]
-    evaluator = build_evaluator(replace(config, members=1), episodes)
+    evaluator = build_evaluator(replace(read_config(folder), members=1), episodes)
     envs, lanes = evaluator.envs, evaluator.lanes
     rng = np.random.default_rng(np.random.SeedSequence([Purpose.DEMONSTRATION]))
     seeds = [int(seed) for seed in rng.integers(0, 2**31, episodes)]

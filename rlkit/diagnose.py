@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.recorded import ReportError, read_metrics, read_summary
+from rlkit.conf.schema import ConfigError
+from rlkit.recorded import ReportError, read_metrics, read_summary, settings_of
 from rlkit.series import EVALUATION, RETURN, WINDOW, Series
 from rlkit.symptoms import Finding, findings
-from rlkit.train import EXIT_FAULT, complain
+from rlkit.train import EXIT_FAULT, complain, quiet_pipe
 
 STRIDE = WINDOW // 2  # log entries from one look at a run to the next
 NAMED = 8  # more members than this are not all named
@@ -30,10 +31,11 @@ class Diagnosis:
 
     Args:
         members: number of members, M.
+        settings: of the run, full key -> value: what helps depends on what is set already.
     """
 
-    def __init__(self, members: int) -> None:
-        self.series = Series(members)
+    def __init__(self, members: int, settings: Mapping[str, Any] | None = None) -> None:
+        self.series = Series(members, settings=settings)
         self._told: dict[str, np.ndarray] = {}  # rule -> bool [M]
         self._entries = 0
 
@@ -110,8 +112,14 @@ def read(folder: Path) -> tuple[str, Series]:
         raise ReportError(f"{folder}: {error}") from error
     with (folder / "metrics.csv").open(errors="replace") as file:
         members = max(file.readline().count(",") - 3, 1)
+    try:
+        settings = settings_of(folder)
+    except FileNotFoundError:
+        settings = {}
+    except ConfigError as error:
+        raise ReportError(str(error)) from error
     diverged = np.array([status == "diverged" for status in summary.get("status", [])] or [False] * members)
-    series = Series(members, read_metrics(folder / "metrics.csv", members), diverged)
+    series = Series(members, read_metrics(folder / "metrics.csv", members), diverged, settings)
     about = [f"{summary['env']} {summary['algo']}"] if "env" in summary and "algo" in summary else ["not finished"]
     return ", ".join([*about, f"{members} member{'s' * (members > 1)}"]), series
 
@@ -146,12 +154,14 @@ def page(folder: Path) -> Iterator[str]:
         yield f"  nothing found{few}"
 
 
+@quiet_pipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.diagnose`; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m rlkit.diagnose",
         description=__doc__,
-        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option.",
+        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option,\n"
+        "141 nobody reads the output.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")

@@ -43,7 +43,7 @@ from rlkit.files import make_room, replacing
 from rlkit.job import use_threads
 from rlkit.policy import Policy
 from rlkit.saved import SavedRun, add_options
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail, quiet_pipe
 
 OBSERVATIONS = 1_000  # that an export is checked on
 TOLERANCE = 1e-5  # of its numbers from the policy's; relative where a row has larger ones than 1
@@ -59,8 +59,8 @@ The file is checked before it is written: its numbers on 1,000 observations of t
 version, inputs, outputs.
 
 Exit status: 0 done, 1 the check failed or the file cannot be written, 2 there is no such run or member, its checkpoint
-is damaged, its environment cannot be made, an option is wrong or needs a package; 130 Ctrl-C. Nothing is left of a file
-that fails."""
+is damaged, its environment cannot be made, an option is wrong or needs a package; 130 Ctrl-C, 141 nobody reads the
+output. Nothing is left of a file that fails."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +291,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@quiet_pipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.export`; returns the exit status."""
     options = parser().parse_args(arguments)

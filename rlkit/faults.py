@@ -83,11 +83,27 @@ def sentence(error: Exception) -> str:
     full_key = re.search(r"full_key: ([\w.]+)", cause)
     if wrong and full_key:
         return wrong_type(full_key[1], wrong[2])
+    file = re.match(r"In '(.*?)': \w+ raised while composing config:\n", text)
+    said = text[file.end() :] if file else cause
+    held = _in_a_file(said, full_key[1]) if full_key else ""
+    if file:
+        reason = said.splitlines()[0]
+        return f"{file[1]}.yaml: {held or (f'{full_key[1]}: {reason}' if full_key else reason)}"
+    if held:
+        return held
     subject = text.split("\n")[0].replace("Error merging override ", "")
     reason = cause.split("\n")[0]
     if full_key and full_key[1] not in subject:
         subject = f"{full_key[1]}: {subject}"
     return subject if reason in subject else f"{subject}: {reason}"
+
+
+def _in_a_file(said: str, key: str) -> str:
+    """Say what OmegaConf found wrong with a key that a YAML file holds; nothing if that is something else."""
+    if re.match(r"Key '.*' not in '|Key '.*' is not in struct", said):
+        return no_such_key(key)
+    value = re.match(r"Value '(.*)' of type '.*' could not be converted", said)
+    return wrong_type(key, value[1]) if value else ""
 
 
 def _known() -> dict[str, tuple[str, str]]:
@@ -117,6 +133,11 @@ def no_such_key(name: str) -> str:
         return f"{name} is a key of algo={known[name][0]} alone"
     hint = _nearest(name, [*known, *GROUPS], 0.6) or "; --help lists the keys"
     return f"{name} is not a key of this configuration{hint}"
+
+
+def missing(name: str | None) -> str:
+    """Say that a key without a default was not given."""
+    return f"{name} must be given{', as in env=gym env.id=LunarLander-v3' if name == 'env.id' else ''}"
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:

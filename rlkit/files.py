@@ -28,6 +28,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn what the operating system says of a file that cannot be written into a `WriteError` that names it."""
     try:
         yield
+    except BrokenPipeError:  # of the console, whose reader has gone
+        raise
     except OSError as error:
         raise WriteError(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,7 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
     from rlkit.diagnose import Diagnosis
     from rlkit.evaluate import Evaluator, cut_note
     from rlkit.metrics import Logger
+    from rlkit.recorded import leaves
     from rlkit.session import Session
 
     config, learner = prepared.config, prepared.learner
@@ -176,7 +177,7 @@ def conduct(prepared: Prepared, folder: Path, show: str, resumed: Resumed | None
             threshold=reward_threshold(config),
             stop_when_solved=config.stop_when_solved,
             stop_at=config.stop_at,
-            diagnosis=Diagnosis(config.members) if config.log.diagnose else None,
+            diagnosis=Diagnosis(config.members, dict(leaves(asdict(config)))) if config.log.diagnose else None,
             recorder=prepared.recorder,
             about=about(prepared),
         )

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.conf.schema import ConfigError, shown
+from rlkit.saved import SETTINGS, read_overrides, read_settings
+
 NEEDED = ("env", "algo", "seed", "members", "env_steps", "eval_return", "solved_at_steps", "status")  # in summary.json
 HEADER = ["step", "wall_seconds", "name", "value"]
 NEUTRAL = (
@@ -137,8 +140,6 @@ def find(paths: str | Path | Iterable[str | Path]) -> tuple[list[Group], list[st
 
 def _read(folder: Path) -> tuple[str, Record | None]:
     """Read a run; or say why it cannot count."""
-    from omegaconf import OmegaConf
-
     if not (folder / "summary.json").exists():
         return "it has no summary.json, so it has not finished", None
     try:
@@ -150,19 +151,30 @@ def _read(folder: Path) -> tuple[str, Record | None]:
         return f"its summary.json has no {missing[0]}", None
     for unfinished in {"interrupted", "stopped"} & set(summary["status"]):
         return f"it was {unfinished} at {max(summary['env_steps']):,} steps", None
-    configuration = folder / ".hydra" / "config.yaml"
-    if not configuration.exists():
-        return "it has no .hydra/config.yaml, so its settings are not known", None
-    listed = folder / ".hydra" / "overrides.yaml"
     try:
-        settings = dict(leaves(OmegaConf.to_container(OmegaConf.load(configuration))))
-        overrides = [str(override) for override in OmegaConf.load(listed)] if listed.exists() else []
-    except Exception as error:  # YAML and OmegaConf raise many kinds
-        return f"a file of its .hydra is damaged ({' '.join(str(error).split())})", None
+        settings, overrides = settings_of(folder), read_overrides(folder)
+    except (FileNotFoundError, ConfigError) as error:
+        return str(error), None
     curves = read_metrics(folder / "metrics.csv", summary["members"])
     if "eval/return" not in curves:
         return "its metrics.csv has no eval/return", None
     return "", Record(folder, summary, settings, overrides, curves)
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run, of whatever version: full key -> value of every leaf.
+
+    Raises:
+        FileNotFoundError: they are not there.
+        ConfigError: they are damaged.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return dict(leaves(OmegaConf.to_container(read_settings(folder), resolve=True)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{folder / SETTINGS} is damaged: {str(error).splitlines()[0]}") from error
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -276,10 +288,3 @@ def differences(several: list[dict[str, Any]]) -> list[str]:
 def stabilizers(settings: dict[str, Any]) -> list[str]:
     """Names of the stabilisers that a configuration has."""
     return list(dict.fromkeys(name.split(".")[1] for name in settings if name.startswith("stabilizer.")))
-
-
-def shown(value: Any) -> str:
-    """A setting's value as the command line writes it."""
-    if isinstance(value, list):
-        return "[" + ",".join(shown(each) for each in value) + "]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -31,7 +31,7 @@ from rlkit.tables import (
     results_table,
     runs_table,
 )
-from rlkit.train import EXIT_FAULT, complain
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, complain, quiet_pipe
 
 
 def markdown(parts: Parts, notes: Sequence[str]) -> str:
@@ -90,12 +90,14 @@ def write(parts: Parts, notes: Sequence[str], folder: Path) -> None:
         (folder / f"report.{ending}").write_text(text, encoding="utf-8")
 
 
+@quiet_pipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.report`; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m rlkit.report",
         description=__doc__,
-        epilog="Exit status: 0 done, 1 no run is found or a file is damaged or cannot be written, 2 a wrong option.",
+        epilog="Exit status: 0 done, 1 no run is found or a file is damaged or cannot be written, 2 an option is\n"
+        "wrong or needs a package, 141 nobody reads the output.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")
@@ -103,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, metavar="PATH", help="write the main curves as one picture, a PNG")
     options = parser.parse_args(arguments)
     if (options.out or options.picture) and find_spec("matplotlib") is None:
-        return complain("--out and --picture draw with matplotlib: pip install 'rlkit[report]'", EXIT_FAULT)
+        return complain("--out and --picture draw with matplotlib: pip install 'rlkit[report]'", EXIT_CONFIG)
     if options.picture and options.picture.suffix.lower() != ".png":
-        return complain(f"--picture is {options.picture}; its name must end in .png", EXIT_FAULT)
+        return complain(f"--picture is {options.picture}; its name must end in .png", EXIT_CONFIG)
     if options.out and options.out.exists() and not options.out.is_dir():
-        return complain(f"--out is {options.out}, which is a file; it must be a folder", EXIT_FAULT)
+        return complain(f"--out is {options.out}, which is a file; it must be a folder", EXIT_CONFIG)
     try:
         groups, notes = find(options.paths)
     except ReportError as error:

@@ -15,16 +15,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlkit.conf.schema import Config, ConfigError, keys
+from rlkit.conf.typed import typed
 from rlkit.faults import no_such_key, wrong_type
 from rlkit.files import locked, write_text, writing
 from rlkit.job import Prepared, Run, conduct, machine, prepare
+from rlkit.saved import OVERRIDES, SETTINGS, read_config, read_overrides, read_settings
 
 if TYPE_CHECKING:
     from rlkit.session import Session
 
 OPEN = ("total_steps", "stop_at", "device", "eval.", "checkpoint.")  # keys, and beginnings of keys, that may change
 EXPORTED = ("policy.onnx", "policy.pt2")  # what `rlkit.export` writes unless told otherwise
-WRITTEN = ("checkpoint.pt", "best.pt", "summary.json", "metrics.csv", ".hydra/config.yaml", ".hydra/overrides.yaml")
+WRITTEN = ("checkpoint.pt", "best.pt", "summary.json", "metrics.csv", SETTINGS, OVERRIDES)
 
 
 @dataclass
@@ -62,9 +64,9 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), show: str = "auto"
         rlkit.faults.Fault: something ended the run.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once checkpoint and summary are written.
     """
+    if not str(folder):
+        raise ConfigError("resume is empty; it must be the folder of a run, as in resume=runs/CartPole/grpo/TIME")
     folder = Path(folder)
-    if not (folder / ".hydra" / "config.yaml").is_file():
-        raise ConfigError(f"resume is {folder}, but there is no run: .hydra/config.yaml does not exist in it")
     config = settings(folder, overrides)
     with locked(folder):
         resumed = find(folder, config)
@@ -85,15 +87,18 @@ def settings(folder: Path, overrides: Sequence[str]) -> DictConfig:
     """The configuration of a run, with what may change changed; `stop_at` counts for one call only.
 
     Raises:
-        ConfigError: an override is of another key, or of another type.
+        ConfigError: there is no run, its file cannot be used, or an override is of another key or of another type.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     from rlkit.faults import sentence
 
-    config = OmegaConf.load(folder / ".hydra" / "config.yaml")
-    assert isinstance(config, DictConfig)
+    try:
+        read_config(folder)  # so that what is wrong with the file is not put down to the overrides
+        config = read_settings(folder)
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
     config.stop_at = None
     known = {name for name, _, _ in keys(Config())}
     for text in overrides:
@@ -107,8 +112,9 @@ def settings(folder: Path, overrides: Sequence[str]) -> DictConfig:
             raise ConfigError(no_such_key(name))
         try:
             [parsed] = OverridesParser.create().parse_overrides([text])
-            OmegaConf.update(config, name, parsed.value())
-            OmegaConf.merge(OmegaConf.structured(Config()), OmegaConf.from_dotlist([text]))
+            held = typed(Config())
+            OmegaConf.update(held, name, parsed.value())
+            OmegaConf.update(config, name, OmegaConf.select(held, name))
         except HydraException as error:
             raise ConfigError(sentence(error)) from error
         except OmegaConfBaseException as error:
@@ -118,10 +124,8 @@ def settings(folder: Path, overrides: Sequence[str]) -> DictConfig:
 
 def recorded(folder: Path, overrides: Sequence[str]) -> list[str]:
     """The overrides that make the run as it now is: those it was begun with, and the new ones in their place."""
-    file = folder / ".hydra" / "overrides.yaml"
-    before = [str(text) for text in OmegaConf.load(file)] if file.exists() else []
     changed = {text.partition("=")[0] for text in (*overrides, "stop_at=")}
-    kept = [text for text in before if text.partition("=")[0].lstrip("+") not in changed]
+    kept = [text for text in read_overrides(folder) if text.partition("=")[0].lstrip("+") not in changed]
     return [*kept, *(text for text in overrides if not text.startswith("stop_at="))]
 
 
@@ -129,8 +133,8 @@ def keep_settings(folder: Path, config: DictConfig, overrides: Sequence[str]) ->
     """Write what a run is made of to where Hydra does."""
     with writing(folder):
         (folder / ".hydra").mkdir(parents=True, exist_ok=True)
-    write_text(folder / ".hydra" / "config.yaml", OmegaConf.to_yaml(config))
-    write_text(folder / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
+    write_text(folder / SETTINGS, OmegaConf.to_yaml(config))
+    write_text(folder / OVERRIDES, OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
 
 
 def find(folder: Path, config: DictConfig) -> Resumed:

@@ -7,13 +7,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
-from rlkit.conf.schema import Config, ConfigError
-from rlkit.policy import Policy
+from rlkit.conf.schema import ALGO_SCHEMAS, Config, ConfigError
+
+if TYPE_CHECKING:  # a report reads settings without torch
+    from omegaconf import DictConfig, ListConfig
+    from torch import Tensor
+
+    from rlkit.policy import Policy
+
+SETTINGS, OVERRIDES = Path(".hydra", "config.yaml"), Path(".hydra", "overrides.yaml")  # as Hydra names them
 
 # which state of a run -> its file, and the column of summary.json that says which member is the best in it
 CHECKPOINTS = {"last": ("checkpoint.pt", "eval_return"), "best": ("best.pt", "eval_peak")}
@@ -46,25 +52,18 @@ class SavedRun:
             FileNotFoundError: there is no run at `path`, or it has no such checkpoint.
             ValueError: a file is damaged, of another version, or of another environment.
         """
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError  # type: ignore[import-untyped]
-
-        from rlkit.build import to_config
         from rlkit.keepers.checkpoint import load
 
         if checkpoint not in CHECKPOINTS:
             raise ValueError(f"checkpoint is {checkpoint!r}; it must be one of {', '.join(CHECKPOINTS)}")
         folder = Path(path)
-        settings, summary = folder / ".hydra" / "config.yaml", folder / "summary.json"
-        if not settings.is_file():
-            raise FileNotFoundError(f"there is no run at {folder}: {settings} does not exist")
+        config, summary = read_config(folder), folder / "summary.json"
         try:
-            config = to_config(OmegaConf.load(settings))  # type: ignore[arg-type]
             known = json.loads(summary.read_text()) if summary.is_file() else {}
-        except (YAMLError, OmegaConfBaseException, json.JSONDecodeError) as error:
-            file = summary if isinstance(error, json.JSONDecodeError) else settings
-            raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+        except ValueError as error:
+            raise ValueError(f"{summary} is damaged: {error}") from error
+        if not isinstance(known, dict):
+            raise ValueError(f"{summary} is damaged: it holds no names")
         file = folder / CHECKPOINTS[checkpoint][0]
         learner = load(file, env=config.env.id, algo=config.algo.name)["learner"]
         steps = learner["collector"]["env_steps"].tolist() if "collector" in learner else ()  # of an older best.pt
@@ -145,6 +144,86 @@ def _member(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
+
+
+def read_settings(folder: Path) -> DictConfig:
+    """What a run was made with, as it lies in its `.hydra/config.yaml`; whatever version wrote it.
+
+    Raises:
+        FileNotFoundError: there is no such file, hence no run.
+        ConfigError: it is damaged.
+    """
+    from omegaconf import DictConfig
+
+    file = folder / SETTINGS
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no run at {folder}: {file} does not exist")
+    settings = _read_yaml(file)
+    if not isinstance(settings, DictConfig):
+        raise ConfigError(f"{file} is damaged: it holds a list, where keys and values are due")
+    if not settings:
+        raise ConfigError(f"{file} is damaged: it is empty")
+    return settings
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run, checked.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ConfigError: its file is damaged, or holds what this version does not know or cannot run; a line for each fault.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from rlkit.build import to_config
+
+    settings, file = read_settings(folder), folder / SETTINGS
+    try:
+        algo = OmegaConf.select(settings, "algo.name")
+        env = OmegaConf.select(settings, "env.id")
+    except OmegaConfBaseException:
+        algo = env = None
+    if algo not in ALGO_SCHEMAS or not isinstance(env, str):
+        raise ConfigError(
+            f"{file} is damaged: it names no environment or none of the algorithms {', '.join(ALGO_SCHEMAS)}"
+        )
+    try:
+        return to_config(settings)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{file}: {line}" for line in str(error).split("\n"))) from error
+
+
+def read_overrides(folder: Path) -> list[str]:
+    """The overrides that a run was begun with; none where they are not known.
+
+    Raises:
+        ConfigError: the file of them is damaged.
+    """
+    from omegaconf import ListConfig
+
+    file = folder / OVERRIDES
+    overrides = _read_yaml(file) if file.is_file() else None
+    if overrides and not isinstance(overrides, ListConfig):
+        raise ConfigError(f"{file} is damaged: it holds keys and values, where a list is due")
+    return [str(override) for override in overrides or []]
+
+
+def _read_yaml(file: Path) -> DictConfig | ListConfig:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.load(file)
+    except Exception as error:  # YAML and OmegaConf raise many kinds
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if getattr(error, "problem", None) and getattr(error, "problem_mark", None):  # YAML's own, over several lines
+            reason = f"{error.problem}, line {error.problem_mark.line + 1}"  # type: ignore[attr-defined]
+        raise ConfigError(f"{file} is damaged: {reason}") from error
 
 
 def fill(policy: Policy, state: dict[str, Tensor], members: range, name: str = "the state") -> None:

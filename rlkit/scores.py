@@ -30,7 +30,7 @@ from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.results import evaluation_table
 from rlkit.saved import SavedRun, add_options
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail, quiet_pipe
 from rlkit.video import Stage, VideoError, check, check_display
 
 EPILOG = """\
@@ -38,7 +38,8 @@ Every member plays the same start states. Which episodes count is fixed before t
 counted too often. Statistics of normalised observations stay as they were saved.
 
 Exit status: 0 done, 1 a fault while it played or wrote, 2 nothing was played: there is no such run or member, its
-checkpoint is damaged, its environment cannot be made, an option is wrong or needs a package; 130 Ctrl-C."""
+checkpoint is damaged, its environment cannot be made, an option is wrong or needs a package; 130 Ctrl-C,
+141 nobody reads the output."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,7 @@ def _show(options: argparse.Namespace, result: Scores, camera: Stage | None, win
         window.play(policy, options.stochastic, options.seed, options.episodes)
 
 
+@quiet_pipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate as the command line says; return the exit status."""
     options = parser().parse_args(arguments)

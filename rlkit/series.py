@@ -43,6 +43,7 @@ class Series:
         members: M.
         curves: scalar -> steps [L] and values [L, M], nan where a member did not measure it.
         diverged: members that were given up, bool [M].
+        settings: of the run, full key -> value, which what helps depends on; empty where they are not known.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class Series:
         members: int,
         curves: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
         diverged: np.ndarray | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.members = members
+        self.members, self.settings = members, settings or {}
         self.diverged = np.zeros(members, dtype=bool) if diverged is None else diverged
         self._rows: dict[str, np.ndarray] = {}  # [capacity, 1 + M]: the step and the values
         self._length: dict[str, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import shlex
 import signal
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
 from rlkit.files import write_text
-from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, literal
+from rlkit.overrides import literal
+from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, unread
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -100,6 +102,7 @@ def launch() -> int:
     sys.argv += [f"hydra.sweep.dir={literal(str(folder))}", "hydra.output_subdir=null"]
     if launcher.startswith("submitit"):
         print(f"the jobs write to {folder / '.submitit'}; the table comes when all have ended", flush=True)
+    logging.raiseExceptions = False  # a line of Hydra's whose reader has gone is no reason for a stack trace
     ended: BaseException | None = None
     try:
         # Ctrl-C is then the jobs' affair, which save what they have; it would kill a worker that waits for one.
@@ -148,6 +151,9 @@ def job(config: DictConfig) -> None:
         if launcher not in TERMINALS:
             raise
     except (Exception, SystemExit) as error:  # an environment may call sys.exit, which would end the sweep
+        if isinstance(error, BrokenPipeError) and unread():  # no job can print any more
+            outcome = replace(_measured(outcome, folder), status="interrupted", fault="")
+            return
         outcome = replace(outcome, status="failed", fault=_fault(error, folder))
         complain(f"job {number} ({outcome.command}): {outcome.fault}", EXIT_FAULT)
     finally:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlkit import advice
+from rlkit.advice import advise
 from rlkit.console import number
 from rlkit.series import EVALUATION, FALL, RETURN, WINDOW, Series, mean, share
 
@@ -38,7 +40,7 @@ class Finding:
     holds: np.ndarray  # bool [M]
     severity: np.ndarray  # [M], the larger the worse; nan counts for nothing
     sentence: Callable[[int], str]  # of a member, with its number
-    knob: str  # keys that help
+    knob: str  # what helps, in a clause that names keys and values
 
 
 Rule = Callable[[Series], Finding]
@@ -67,7 +69,7 @@ def nonfinite(run: Series) -> Finding:
             return "three gradients in a row were not finite, so it learns no more"
         return f"{counts[m]:.0f} gradients of the updates logged were not finite, so their steps were skipped"
 
-    knob = "a lower algo.learning_rate, or env.normalize_reward=true, helps"
+    knob = advise(run.settings, advice.lower_rate, advice.on("env.normalize_reward"))
     return Finding((counts > 0) | run.diverged, counts + 1e9 * run.diverged, sentence, knob)
 
 
@@ -81,7 +83,8 @@ def fell(run: Series) -> Finding:
         step = run.steps(name)[s.peak[m]]
         return f"return fell from {number(s.best[m])} to {number(s.now[m])} ({lost}) after step {step:,.0f}"
 
-    return Finding(run.drop > FALL, run.drop, sentence, "stabilizer=[rollback], or a lower algo.learning_rate, helps")
+    moves = advice.rollback, advice.patience, advice.end_drop, advice.lower_rate
+    return Finding(run.drop > FALL, run.drop, sentence, advise(run.settings, *moves))
 
 
 def flat(run: Series) -> Finding:
@@ -92,7 +95,7 @@ def flat(run: Series) -> Finding:
         late & ~run.risen,
         s.start - s.now,
         lambda m: f"return has not risen: {number(s.start[m])} at the start, {number(s.now[m])} now",
-        "exploration.name=linear, algo.entropy_coef=0.01 or another algo.learning_rate may help",
+        advise(run.settings, advice.exploration, advice.entropy, advice.another_rate, verb="may help"),
     )
 
 
@@ -105,12 +108,12 @@ def behind(run: Series) -> Finding:
         half = s.start + BEHIND * (best - s.start)
         holds = run.risen & (best > s.start) & (s.best < half) & (s.level[-width:] < half).all(0)
     groups = len(run.values("group/degenerate")) > 0
-    other = "algo.advantage=return_to_go" if groups else "algo.entropy_coef=0.01"
+    first = (advice.return_to_go,) if groups else (advice.entropy,)
     return Finding(
         holds,
         -s.best,
         lambda m: f"return stays at {number(s.now[m])}, its best {number(s.best[m])}, while others had {number(best)}",
-        f"{other}, exploration.name=linear or more num_envs may help",
+        advise(run.settings, *first, advice.exploration, advice.more_envs, verb="may help"),
     )
 
 
@@ -121,11 +124,11 @@ def clipped(run: Series) -> Finding:
         level > CLIPPED,
         level,
         lambda m: f"{100 * level[m]:.0f} % of the ratios are clipped (usual: 1 to 15 %)",
-        "a lower algo.learning_rate, fewer algo.num_epochs or algo.target_kl=0.02 helps",
+        advise(run.settings, advice.lower_rate, advice.fewer("algo.num_epochs"), advice.target_kl),
     )
 
 
-KL_KNOB = "algo.target_kl=0.02, a lower algo.learning_rate or fewer algo.num_epochs helps"
+KL_MOVES = advice.target_kl, advice.lower_rate, advice.fewer("algo.num_epochs")
 
 
 def kl_high(run: Series) -> Finding:
@@ -135,7 +138,7 @@ def kl_high(run: Series) -> Finding:
     def sentence(m: int) -> str:
         return f"an update moves the policy by a KL of {short(level[m])} nats (usual: 0.001 to 0.03)"
 
-    return Finding(level > KL_HIGH, level, sentence, KL_KNOB)
+    return Finding(level > KL_HIGH, level, sentence, advise(run.settings, *KL_MOVES))
 
 
 def kl_rising(run: Series) -> Finding:
@@ -148,7 +151,7 @@ def kl_rising(run: Series) -> Finding:
     def sentence(m: int) -> str:
         return f"KL rose {KL_ENTRIES} entries in a row, from {short(last[0, m])} to {short(last[-1, m])} nats"
 
-    return Finding(rising, last[-1], sentence, KL_KNOB)
+    return Finding(rising, last[-1], sentence, advise(run.settings, *KL_MOVES))
 
 
 # --- symptoms: told of a member that does not do well -----------------------------------------------------------------
@@ -162,7 +165,7 @@ def still(run: Series) -> Finding:
         (share(moved < STILL, moved) > MOST) & (spread > 0) & (now > ENTROPY * first),
         -mean(moved),
         lambda m: f"the policy hardly moves: the deviation of its ratio is {middle(moved, m)} (usual: 0.03 to 0.15)",
-        "a higher algo.learning_rate, or more algo.num_epochs, helps",
+        advise(run.settings, advice.higher_rate, advice.more("algo.num_epochs")),
     )
 
 
@@ -173,7 +176,7 @@ def degenerate(run: Series) -> Finding:
         share(window >= 1, window) >= 1,
         -s.now,
         lambda m: f"in each of the last {len(window)} entries all groups had equal returns (mean: {number(s.now[m])})",
-        "exploration.name=linear, or a larger algo.group_size, helps",
+        advise(run.settings, advice.exploration, advice.larger_groups),
     )
 
 
@@ -186,7 +189,12 @@ def advantage_sign(run: Series) -> Finding:
         share(np.abs(off) > ONE_SIDED, off) > MOST,
         np.abs(mean(off)),
         lambda m: f"the advantages' mean is {middle(off, m)} of their deviations from zero (usual: -0.3 to 0.3)",
-        "algo.normalize_advantage=true, more algo.num_epochs or a larger algo.value_coef helps",
+        advise(
+            run.settings,
+            advice.on("algo.normalize_advantage"),
+            advice.more("algo.num_epochs"),
+            advice.more("algo.value_coef", "a larger"),
+        ),
     )
 
 
@@ -198,7 +206,7 @@ def advantage_scale(run: Series) -> Finding:
         share(wrong, deviation) > MOST,
         np.abs(np.log(np.maximum(mean(deviation), 1e-30))),
         lambda m: f"the advantages' deviation is {middle(deviation, m)} (usual: 0.002 to 40)",
-        "env.normalize_reward=true and algo.normalize_advantage=true help",
+        advise(run.settings, advice.on("env.normalize_reward"), advice.on("algo.normalize_advantage"), advice.popart),
     )
 
 
@@ -207,12 +215,13 @@ def gradient_high(run: Series) -> Finding:
     before, after = run.recent("grad_norm/before"), run.recent("grad_norm/after")
     usual = f"usual: {GRADIENT_LOW} to {GRADIENT_HIGH:g}"
     critic = len(run.values("value/error")) > 0
-    knob = "env.normalize_reward=true or a smaller algo.value_coef" if critic else "algo.normalize_advantage=true"
+    own = (advice.on("env.normalize_reward"), advice.lower("algo.value_coef"), advice.popart)
+    moves = own if critic else (advice.on("algo.normalize_advantage"), advice.lower_rate)
     return Finding(
         share(before > GRADIENT_HIGH, before) > MOST,
         mean(before),
         lambda m: f"the gradient's norm is {middle(before, m)} before clipping and {middle(after, m)} after ({usual})",
-        f"{knob} helps",
+        advise(run.settings, *moves),
     )
 
 
@@ -223,7 +232,7 @@ def gradient_low(run: Series) -> Finding:
         share((before > 0) & (before < GRADIENT_LOW), before) > MOST,
         -mean(before),
         lambda m: f"the gradient's norm is {middle(before, m)} (usual: {GRADIENT_LOW} to {GRADIENT_HIGH:g})",
-        "algo.normalize_advantage=true, a larger num_envs or algo.entropy_coef=0.01 helps",
+        advise(run.settings, advice.on("algo.normalize_advantage"), advice.more_envs, advice.entropy),
     )
 
 
@@ -234,7 +243,7 @@ def entropy(run: Series) -> Finding:
         now < ENTROPY * first,
         first - now,
         lambda m: f"entropy fell from {short(first[m])} to {short(now[m])} nats, and the return is not at its best",
-        "algo.entropy_coef=0.01, exploration.name=linear or a lower algo.learning_rate helps",
+        advise(run.settings, advice.entropy, advice.exploration, advice.lower_rate),
     )
 
 
@@ -248,7 +257,7 @@ def value_error(run: Series) -> Finding:
         now > ERROR_GROWTH * earlier,
         now / earlier,
         lambda m: f"the value error grew from {short(earlier[m])} to {short(now[m])} within {2 * width} entries",
-        "env.normalize_reward=true or a lower algo.learning_rate helps",
+        advise(run.settings, advice.on("env.normalize_reward"), advice.popart, advice.lower_rate),
     )
 
 
@@ -259,7 +268,12 @@ def unexplained(run: Series) -> Finding:
         share(explained <= 0, explained) > MOST,
         -mean(explained),
         lambda m: f"the critic explains none of the returns' variance (share explained: {middle(explained, m)})",
-        "a larger policy.critic_hidden, more algo.num_epochs or env.normalize_reward=true helps",
+        advise(
+            run.settings,
+            advice.larger_critic,
+            advice.more("algo.num_epochs"),
+            advice.on("env.normalize_reward"),
+        ),
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlkit.comparison import Estimate, Row, improvement_across, rows
+from rlkit.conf.schema import shown
 from rlkit.console import number
-from rlkit.recorded import NEUTRAL, Group, Record, shown
+from rlkit.recorded import NEUTRAL, Group, Record
 
 Table = list[list[str]]  # the first row is the heading
 Parts = dict[str, tuple[list[Group], list[Row]]]  # environment -> its groups, and a row for each

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from rlkit.interrupt import Terminated
 from rlkit.job import Prepared, Run, check_folder, execute, machine, out_of_memory, prepare
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "Run", "check_folder", "compose", "execute", "help_page", "machine", "main", "prepare", "run"]
 
+Parameters = ParamSpec("Parameters")
+
 EXIT_FAULT = 1  # an environment or a job failed
-EXIT_CONFIG = 2  # the configuration cannot run
+EXIT_CONFIG = 2  # the configuration cannot run, or an option is wrong or needs a package
 EXIT_INTERRUPTED = 130  # Ctrl-C
+EXIT_PIPE = 141  # nobody reads the output any more, as with `| head`
 EXIT_TERMINATED = 143  # SIGTERM
 
 
@@ -39,15 +43,17 @@ def compose(overrides: list[str]) -> tuple[DictConfig, Path]:
 
     from rlkit.conf import schema
     from rlkit.conf.schema import ConfigError
-    from rlkit.faults import check_arguments, sentence
+    from rlkit.faults import check_arguments, missing, sentence
+    from rlkit.overrides import for_hydra
 
     schema.register()
+    overrides = for_hydra(overrides)
     check_arguments(overrides)
     try:
         with initialize_config_module("rlkit.conf", version_base="1.3"):
             config = hydra_compose("config", overrides, return_hydra_config=True)
             if OmegaConf.is_missing(config.env, "id"):  # before the folder, which is named after it
-                raise ConfigError("env.id must be given, as in env=gym env.id=LunarLander-v3")
+                raise ConfigError(missing("env.id"))
             folder = Path(config.hydra.run.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(sentence(error)) from error
@@ -66,12 +72,14 @@ def run(
         resume: the directory of a run that is to go on from its last checkpoint (`rlkit.resume`), in the same place.
         show: console output, "auto", "rich", "plain" or "off".
         settings: configuration keys; a dotted one is written with double underscores (`algo__clip=0.1`), or the whole
-            dictionary is unpacked: `**{"algo.clip": 0.1}`. A list selects stabilisers: `stabilizer=["ref_kl"]`.
+            dictionary is unpacked: `**{"algo.clip": 0.1}`. A list selects stabilisers: `stabilizer=["ref_kl"]`. A
+            dictionary holds arguments: `env__kwargs={"map_name": "8x8"}`.
 
     Raises:
         rlkit.build.ConfigError: a name or a value is wrong; one sentence says which.
         rlkit.faults.Fault: something ended the run.
     """
+    from rlkit.overrides import literal
     from rlkit.resume import keep_settings
     from rlkit.resume import resume as go_on
 
@@ -92,21 +100,44 @@ def run(
     return execute(prepared, target, show)
 
 
-def literal(value: Any) -> str:
-    """Write a Python value in Hydra's override grammar."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(literal(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{literal(v)}" for name, v in value.items()) + "}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w.:/-]+", value):
-        return "'" + re.sub(r"(\\*)'", r"\1\1\'", value) + "'"
-    return str(value)
+def quiet_pipe(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
+    """Let an entry point end without a word, with `EXIT_PIPE`, once the reader of its output has gone."""
+
+    @wraps(main)
+    def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:
+        try:
+            try:
+                return main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()  # what is still held back; at Python's own end it would be too late
+        except BrokenPipeError:
+            gone = unread()
+            if not gone:
+                raise  # another pipe, such as one to a worker
+            for number in gone:  # Python flushes both once more when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            return EXIT_PIPE
+
+    return guarded
 
 
+def unread() -> list[int]:
+    """File numbers of standard output and error where they are pipes that nobody reads any more.
+
+    Where the system does not tell, both are taken to be.
+    """
+    import select
+
+    numbers = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream is not None]
+    if not hasattr(select, "poll"):
+        return numbers
+    poll = select.poll()
+    for number in numbers:
+        poll.register(number, 0)  # errors are told of in any case
+    return [number for number, _ in poll.poll(0)]
+
+
+@quiet_pipe
 def main() -> int:
     """Entry point of `python -m rlkit.train`; returns the exit status."""
     arguments = sys.argv[1:]
@@ -118,7 +149,9 @@ def main() -> int:
 
     from rlkit.conf.schema import ConfigError
     from rlkit.faults import check_arguments, sentence
+    from rlkit.overrides import for_hydra
 
+    arguments = for_hydra(arguments)
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the sentences below are ours
     resumed = [argument for argument in arguments if argument.startswith("resume=")]
     sys.argv[1:] = sorted(arguments, key=lambda a: a not in ("-m", "--multirun"))  # argparse wants overrides together
@@ -133,9 +166,6 @@ def main() -> int:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(sentence(error), EXIT_CONFIG)
-    except BrokenPipeError:  # the reader of the output has gone, as `head` does; Python's last flush is to stay quiet
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return complain("the output cannot be written: its reader has closed the pipe", EXIT_FAULT)
 
 
 def _run_hydra(arguments: list[str]) -> int:
@@ -196,9 +226,10 @@ def _resume(first: str, *more: str, others: list[str]) -> int:
     options = [*more, *(other for other in others if other.startswith("-"))]
     if options:
         raise ConfigError(f"{first} goes on with one run; {options[0]} cannot be given with it")
-    folder = Path(first.removeprefix("resume="))
+    named = first.removeprefix("resume=")
+    folder = Path(named)
     try:
-        resume(folder, others)
+        resume(named, others)
     except Exception as error:
         return _end(error, folder)
     return 0

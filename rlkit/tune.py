@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.console import clock, number, on_terminal, rich_console
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, quiet_pipe
 
 if TYPE_CHECKING:
     from rlkit.study import Row, Study
@@ -44,7 +44,8 @@ EPILOG = """A search space is a YAML file with a line for each key:
 
 python -m rlkit.train --help lists the keys. A configuration that cannot run is a failed trial, which is not counted. A
 member whose return is not finite counts with its last finite one. Ctrl-C ends the search after the current iteration;
-the same command runs that trial again. Exit status: 0 done, 1 a fault, 2 a wrong configuration, 130 Ctrl-C."""
+the same command runs that trial again. Exit status: 0 done, 1 a fault, 2 a wrong configuration or a missing
+package, 130 Ctrl-C, 141 nobody reads the output."""
 
 
 class Show:
@@ -53,10 +54,8 @@ class Show:
     HEADING = f"{'trial':>5}  {'state':<8}  {'value':>9}  {'best':>9}  {'time':>7}  "
 
     def __init__(self) -> None:
-        from rich.console import Console
-
         self.terminal = on_terminal()
-        self.console: Console = rich_console() if self.terminal else Console(color_system=None)
+        self.console = rich_console(self.terminal)
 
     def line(self, text: str, style: str = "") -> None:
         """Print a line as it is."""
@@ -199,11 +198,12 @@ def _at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str]
     return read
 
 
+@quiet_pipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m rlkit.tune`; returns the exit status."""
     options = parser().parse_intermixed_args(arguments)
     if find_spec("optuna") is None:
-        return complain("rlkit.tune searches with Optuna, which is missing: pip install 'rlkit[sweep]'", EXIT_FAULT)
+        return complain("rlkit.tune searches with Optuna, which is missing: pip install 'rlkit[sweep]'", EXIT_CONFIG)
     import optuna
 
     from rlkit.conf.schema import ConfigError

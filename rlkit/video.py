@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -121,10 +122,12 @@ class Stage:
         self.id = config.env.id
         evaluator: Evaluator | None = None
         try:
-            evaluator = build_evaluator(replace(config, members=1), 1, 1, mode)
-            evaluator.envs.reset(seed=[0])
-            if mode == "rgb_array":
-                self.frame(evaluator)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Gymnasium's: it is drawn all the same, or not, as is said below
+                evaluator = build_evaluator(replace(config, members=1), 1, 1, mode)
+                evaluator.envs.reset(seed=[0])
+                if mode == "rgb_array":
+                    self.frame(evaluator)
         except Exception as error:  # a renderer raises what it likes where a package, a driver or a display is missing
             if evaluator is not None:
                 evaluator.close()
@@ -169,7 +172,9 @@ class Stage:
 def _said(error: Exception) -> str:
     """What an error says, in one line, and what helps if that is known."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = f"{type(error).__name__}: {lines[0]}" if not isinstance(error, (VideoError, Fault, ValueError)) else lines[0]
+    kind = type(error).__name__
+    told = isinstance(error, (VideoError, Fault, ValueError)) or lines[0] == kind  # the message says it all
+    text = lines[0] if told else f"{kind}: {lines[0]}"
     if "pygame" in text:
         return f"pygame is missing or broken ({text}): {HINT}"
     if re.search(r"OpenGL|\bgl[A-Z]|EGL|OSMesa|GLFW|mujoco", text):

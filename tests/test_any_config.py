@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlkit.conf.schema import ALGO_SCHEMAS, Config, ConfigError, choice, keys, options, within
-from rlkit.train import compose, literal, prepare
+from rlkit.overrides import literal
+from rlkit.train import compose, prepare
 
 KEYS = {
     algo: {name: f for name, f, _ in keys(Config(algo=schema())) if name not in ("env.name", "algo.name")}

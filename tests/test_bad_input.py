@@ -402,7 +402,7 @@ def test_a_run_with_a_damaged_configuration_is_passed_over(capsys):
     (folder / ".hydra" / "config.yaml").write_text("a: [1,\nb: {")
     assert report.main([str(folder)]) == EXIT_FAULT
     first, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("rlkit: skipped folder: a file of its .hydra is damaged (")
+    assert first.startswith("rlkit: skipped folder: folder/.hydra/config.yaml is damaged: ")
     assert last == "rlkit: no finished run in folder"
 
 

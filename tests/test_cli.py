@@ -25,7 +25,7 @@ from gymnasium.envs.registration import EnvSpec
 from omegaconf import OmegaConf
 
 import rlkit
-from rlkit.train import main
+from rlkit.train import main, quiet_pipe
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "rlkit.train"]
@@ -209,7 +209,42 @@ def test_a_reader_that_goes_away_gets_no_traceback(tmp_path):
     assert process.stdout is not None
     process.stdout.close()
     _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (1, "rlkit: the output cannot be written: its reader has closed the pipe\n")
+    assert (process.returncode, err) == (141, "")
+
+
+PIPED = {
+    "help": ["rlkit.train", "--help"],
+    "sweep": ["rlkit.train", "-m", *JOBS["grpo"], "seed=1,2"],
+    "report": ["rlkit.report", "RUN"],
+    "diagnose": ["rlkit.diagnose", "RUN"],
+    "evaluate": ["rlkit.evaluate", "RUN", "--episodes", "1"],
+    "export": ["rlkit.export", "RUN", "--format", "torch", "--output", "policy.pt2"],
+    "tune": ["rlkit.tune", *PPO, "env=CartPole"],
+}
+
+
+@pytest.mark.parametrize("name", PIPED)
+def test_every_command_ends_without_a_word_where_its_reader_has_gone(name, ppo_run, tmp_path):
+    if name == "tune":
+        pytest.importorskip("optuna")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", *(str(ppo_run) if part == "RUN" else part for part in PIPED[name])]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with os.fdopen(write, "w") as out:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, stdout=out, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_of_another_pipe_is_not_taken_for_the_console_s():
+    @quiet_pipe
+    def entry() -> int:
+        raise BrokenPipeError("a worker's")
+
+    with pytest.raises(BrokenPipeError, match="a worker's"):
+        entry()
 
 
 def test_ctrl_c_saves_and_exits_with_130(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 import re
 from dataclasses import Field
@@ -13,8 +15,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ValidationError
 
 import rlkit.envs
+import rlkit.saved
 from rlkit.build import ConfigError, to_config
-from rlkit.conf.schema import ALGO_SCHEMAS, Config, allowed, choice, keys, options, type_in_words
+from rlkit.conf.schema import ALGO_SCHEMAS, Config, allowed, choice, keys, options, shown, type_in_words
+from rlkit.overrides import for_hydra, literal
 from rlkit.train import compose, help_page, main, prepare
 from rlkit.train import run as train_run
 
@@ -24,6 +28,7 @@ SMALL = {
     "ppo": ["algo.num_steps=32", "algo.num_epochs=1"],
     "grpo": ["algo.max_episode_steps=40", "algo.num_epochs=1"],
 }  # what is tried without tuned settings need not take long
+QUICK = {"env": "CartPole", "num_envs": 8, "eval.every": 0, "policy.hidden": [4], "algo.num_epochs": 1}
 OPEN_ID = ["env.id=CartPole-v1"]  # what a choice of env that leaves the id open is tried with
 ISSUE_KEYS = re.findall(
     r"\S+",
@@ -163,7 +168,7 @@ def test_the_promised_keys_exist(name):
 
 def unwrapped(page: str) -> list[str]:
     """The lines of a help page, those that go on in the next one put together."""
-    assert max(map(len, page.splitlines())) <= 120
+    assert max(map(len, page.splitlines())) <= 100
     return re.sub(r"\n {15,}", " ", page).splitlines()
 
 
@@ -174,6 +179,44 @@ def test_help_has_every_key_with_default_and_range():
         [line] = [line for line in page if line.startswith(f"  {name}=")]
         assert f.metadata["doc"] in line
         assert allowed(f.metadata["bounds"]) in line
+        words = allowed(f.metadata["bounds"]) if f.type == "str" else type_in_words(f).removeprefix("a ")
+        assert f"({words or 'word'}" in line
+    assert any(re.match(r"  algo.target_kl=null +\(number or null, > 0\): end a member", line) for line in page)
+    assert any(re.match(r"  policy.squash=false +\(true or false\): continuous", line) for line in page)
+    assert not any(re.search(r"=(None|True|False)\b", line) for line in page)
+
+
+KINDS = {"int": "whole number", "float": "number", "bool": "true or false", "str": "word"}
+ENTRIES = [
+    (name, key)
+    for name in options("stabilizer")
+    if name != "recommended"
+    for key in choice("stabilizer", name)[name]
+    if key != "_target_"
+]
+
+
+@pytest.mark.parametrize(("name", "key"), ENTRIES)
+def test_help_has_every_key_of_a_stabiliser_as_its_class_takes_it(name, key):
+    entry = choice("stabilizer", name)[name]
+    module, _, kind = entry["_target_"].rpartition(".")
+    target = getattr(importlib.import_module(module), kind)
+    parameter = inspect.signature(target).parameters[key]
+    assert parameter.default == entry[key]
+    bounds = target.bounds.get(key, {})
+    plain, _, null = parameter.annotation.partition(" | ")
+    words = KINDS[plain] + " or null" * bool(null)
+    words = allowed(bounds) if "choices" in bounds else ", ".join(filter(None, (words, allowed(bounds))))
+    [line] = [
+        line for line in unwrapped(help_page()) if line.startswith(f"  stabilizer.{name}.{key}={shown(entry[key])} ")
+    ]
+    assert re.fullmatch(rf"\S+ +{re.escape(f'({words}): ')}\w.+", line.strip())
+
+
+def test_help_of_a_preset_says_what_it_is_made_of():
+    page = help_page()
+    assert "stabilizer=recommended, which is [old_kl,rollback] with:" in page
+    assert page.count("stabilizer.rollback.end_drop=0.01") == 1
 
 
 def test_help_has_every_choice_of_every_group():
@@ -234,7 +277,8 @@ def test_what_is_not_a_finite_number_is_refused(composed, name, value):
 
 WRONG_TYPES = [
     ("members=three", "members is three; it must be a whole number"),
-    ("total_steps=1e5", "total_steps is 1e5; it must be a whole number"),
+    ("total_steps=1.5", "total_steps is 1.5; it must be a whole number"),
+    ("total_steps=inf", "total_steps is inf; it must be a whole number"),
     ("members=true", "members is true; it must be a whole number"),
     ("seed=null", "seed is null; it must be a whole number"),
     ("algo.gamma=high", "algo.gamma is high; it must be a number"),
@@ -255,6 +299,100 @@ def test_a_value_of_another_type_is_refused(override, sentence):
         compose([override])
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
+
+
+WHOLE = [name for name, (_, f) in sorted(KEYS.items()) if f.type in ("int", "int | None")]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_number_may_be_written_as_a_float(name):
+    algo = [f"algo={KEYS[name][0]}", "tuned=none"]
+    written, plain = compose([*algo, f"{name}=6.4e1"])[0], compose([*algo, f"{name}=64"])[0]
+    assert type(OmegaConf.select(written, name)) is int
+    assert written == plain  # so that a report takes both for the same settings
+
+
+def test_a_whole_number_may_be_written_as_a_float_in_a_file_and_in_python(tmp_path, monkeypatch, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\ntotal_steps: 1e3\nmembers: 2e0\n")
+    monkeypatch.setattr("sys.argv", ["train", "--config-dir", str(tmp_path), "experiment=mine", "--cfg", "job"])
+    assert main() == 0
+    shown = OmegaConf.create(capsys.readouterr().out)
+    assert (shown.total_steps, shown.members) == (1000, 2) and type(shown.total_steps) is int
+    run = train_run(folder=tmp_path / "run", algo="ppo", tuned="none", total_steps=1.024e3, stop_at=1e0, **QUICK)
+    assert OmegaConf.load(run.folder / ".hydra" / "config.yaml").total_steps == 1024
+    resumed = train_run(resume=run.folder, total_steps=2.048e3)
+    assert resumed.summary["env_steps"] == [2048]
+
+
+def test_a_whole_number_of_a_stabiliser_or_an_estimator_may_be_written_as_a_float():
+    steps = ["algo=ppo", "tuned=none", "algo.advantage=n_step"]
+    given = ["stabilizer=rollback", "stabilizer.rollback.patience=3e0", "algo.advantage_args={n: 4e0}"]
+    prepared = prepare(compose([*steps, *given])[0])
+    prepared.close()
+    assert type(prepared.learner.keepers["rollback"].patience) is int
+    with pytest.raises(ConfigError, match=r"stabilizer.rollback.patience is 1.5; it must be of type int"):
+        prepare(compose([*steps, "stabilizer=rollback", "stabilizer.rollback.patience=1.5"])[0])
+
+
+FILES = [
+    ("algo: {gamma: high}", "algo.gamma is high; it must be a number"),
+    ("algo: {clipp: 1}", "algo.clipp is not a key of this configuration; did you mean algo.clip?"),
+    ("total_steps: 1.5", "total_steps is 1.5; it must be a whole number"),
+    ("xyzzy: 1", "xyzzy is not a key of this configuration; --help lists the keys"),
+    ("env: {backend: [1]}", "env.backend: Cannot convert 'ListConfig' to string: '[1]'"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), FILES)
+def test_a_fault_in_a_file_of_settings_names_the_file(text, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train", "--config-dir", str(tmp_path), "experiment=mine", "algo=ppo"])
+    assert main() == 2
+    assert capsys.readouterr().err == f"rlkit: experiment/mine.yaml: {sentence}\n"
+
+
+# --- what is written shorter than Hydra has it ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nothing", ["none", "null", "", "[]"])
+def test_no_stabiliser_may_be_written_in_words(nothing):
+    config, _ = compose([f"stabilizer={nothing}", "experiment=report_seeds"])
+    assert config == compose(["experiment=report_seeds"])[0]
+    assert config.stabilizer == {}
+
+
+def test_in_a_sweep_no_stabiliser_may_be_one_of_several():
+    assert for_hydra(["stabilizer=none,[ref_kl,rollback],", "stabilizer=null,old_kl", "seed=none"]) == [
+        "stabilizer=[],[ref_kl,rollback],[]",
+        "stabilizer=[],old_kl",
+        "seed=none",
+    ]
+
+
+def test_arguments_of_the_environment_may_be_given_together(tmp_path, monkeypatch):
+    lake = ["env=gym", "env.id=FrozenLake-v1", "algo=ppo"]
+    for text in ("env.kwargs={map_name:8x8}", "env.kwargs={map_name: 8x8}", "+env.kwargs={map_name:8x8}"):
+        config, _ = compose([*lake, text])
+        assert config.env.kwargs == {"map_name": "8x8"}
+        assert to_config(config).env.kwargs == {"map_name": "8x8"}
+    given = [*lake, *SMALL["ppo"], "total_steps=256", "eval.every=0", "env.kwargs={map_name: 8x8}"]
+    monkeypatch.setattr("sys.argv", ["train", *given, f"hydra.run.dir={tmp_path / 'command'}"])
+    assert main() == 0
+    settings = {"env": "gym", "env__id": "FrozenLake-v1", "algo": "ppo", "total_steps": 256, "eval__every": 0}
+    quick = dict(text.split("=") for text in SMALL["ppo"])
+    run = train_run(folder=tmp_path / "python", env__kwargs={"map_name": "8x8"}, **settings, **quick)
+    states = [rlkit.saved.SavedRun.open(folder).state for folder in (tmp_path / "command", run.folder)]
+    assert states[0]["actor.weights.0"].shape[1] == 64  # squares of the larger map
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+def test_text_among_the_arguments_of_an_environment_stays_text():
+    given = {"map_name": "8x8", "number": "4", "nothing": "null", "rows": ["01", "10"], "scale": 1.5, "none": None}
+    config, _ = compose([f"env.kwargs={literal(given)}"])
+    assert config.env.kwargs == given
 
 
 def test_every_type_has_words():
@@ -294,7 +432,9 @@ NAMES = [
     (["algo.advantage=nomodule:f"], "algo.advantage is 'nomodule:f'", "cannot be imported"),
     (["algo.advantage=.:f"], "algo.advantage is '.:f'", "not the name of a module"),
     (["algo.advantage=os:getcwd"], "algo.advantage is 'os:getcwd'", "(rollout, gamma, gae_lambda)"),
-    (["stabilizer=null"], "stabilizer is 'null'", "must be one of "),
+    (["stabilizer=[none]"], "stabilizer is 'none'", "must be one of "),
+    (["stabilizer=[ref_kl,none,rollback]"], "stabilizer is 'none'", "must be one of "),
+    (["env.kwargs=null"], "env.kwargs is null", "keys and values"),
     (["stabilizer={a: 1}"], "stabilizer is '{a: 1}'", "must be one of "),
     (["algo=[ppo,grpo]"], "algo is '[ppo,grpo]'", "must be one of "),
     (["env=1"], "env is '1'", "must be one of "),
@@ -437,8 +577,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     + [([1, "a b"], [1, "a b"]), ({"high": 1, "name": "a, b"}, {"high": 1, "name": "a, b"}), ("back\\'", "back\\'")],
 )
 def test_python_values_arrive_as_they_are(value, read):
-    from rlkit.train import literal
-
     config, _ = compose([f"+env.kwargs.given={literal(value)}"])
     with open_dict(config):
         assert OmegaConf.to_container(config.env.kwargs)["given"] == read

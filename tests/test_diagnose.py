@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import small_learner
+from omegaconf import DictConfig, OmegaConf, open_dict
 from test_session import Script, session
 
 import rlkit
-from rlkit.conf.schema import options
+from rlkit.advice import EXHAUSTED
+from rlkit.build import to_config
+from rlkit.conf.schema import choice, options
 from rlkit.diagnose import Diagnosis, diagnose, main
 from rlkit.metrics import Logger
+from rlkit.recorded import leaves, stabilizers
 from rlkit.series import Series
 from rlkit.symptoms import FAULTS, SYMPTOMS, findings
+from rlkit.train import compose
 
 NAN = float("nan")
 L = 32  # entries, so that a window is the last eight
@@ -226,6 +233,154 @@ def test_every_key_and_stabiliser_that_is_said_to_help_exists():
     assert set(re.findall(r"stabilizer=\[(\w+)", knobs)) <= set(options("stabilizer"))
 
 
+# --- what helps, given what is set already ---------------------------------------------------------------------------
+
+GROUPED = {"value__error": None, "value__explained_variance": None, "group__degenerate": 0.0}
+
+
+def flat_settings(config: DictConfig) -> dict[str, Any]:
+    return dict(leaves(asdict(to_config(config))))
+
+
+def advised(rule: str, config: DictConfig) -> str:
+    run = series(**(GROUPED if config.algo.name == "grpo" else {}))
+    run.settings = flat_settings(config)
+    return next(each for each in (*FAULTS, *SYMPTOMS) if each.__name__ == rule)(run).knob
+
+
+RATE = "algo.learning_rate=0.0001 (now 0.0003)"
+# rule, what a run has set already, what it is told then; where a rule tells all runs what is still free, see below
+SET = [
+    ("nonfinite", ["env.normalize_reward=true"], f"{RATE} helps"),
+    (
+        "fell",
+        ["stabilizer=[ref_kl]"],
+        f"stabilizer=[ref_kl,rollback] or {RATE} helps",
+    ),
+    (
+        "fell",
+        ["stabilizer=[rollback]"],
+        f"stabilizer.rollback.patience=1 (now 2), stabilizer.rollback.end_drop=0.01 or {RATE} helps",
+    ),
+    ("fell", ["stabilizer=[recommended]"], f"{RATE} helps"),
+    ("fell", ["eval.every=0"], f"{RATE} helps"),  # nothing to judge by
+    (
+        "flat",
+        ["exploration.name=linear", "algo.entropy_coef=0.01"],
+        "exploration.scale=6.0 (now 3.0), algo.entropy_coef=0.02 (now 0.01) or "
+        "algo.learning_rate=0.0009 or 0.0001 (now 0.0003) may help",
+    ),
+    (
+        "flat",
+        ["algo.learning_rate=0.5"],
+        "exploration.name=linear, algo.entropy_coef=0.01 or algo.learning_rate=0.001 (now 0.5) may help",
+    ),
+    (
+        "behind",
+        ["exploration.name=correlated", "algo.entropy_coef=0.001"],
+        "algo.entropy_coef=0.01 (now 0.001), exploration.scale=6.0 (now 3.0) or num_envs=16 (now 8) may help",
+    ),
+    (
+        "behind",
+        ["algo=grpo", "exploration.name=linear", "num_envs=8", "total_steps=8"],
+        "exploration.scale=6.0 (now 3.0) may help",
+    ),
+    (
+        "behind",
+        ["algo=grpo", "algo.advantage=outcome"],
+        "algo.advantage=return_to_go, exploration.name=linear or num_envs=16 (now 8) may help",
+    ),
+    ("clipped", ["algo.num_epochs=1", "algo.target_kl=0.01"], f"{RATE} helps"),
+    ("clipped", ["algo.target_kl=0.1"], f"{RATE}, algo.num_epochs=5 (now 10) or algo.target_kl=0.02 (now 0.1) helps"),
+    ("kl_high", ["algo.target_kl=0.02"], f"{RATE} or algo.num_epochs=5 (now 10) helps"),
+    (
+        "kl_rising",
+        ["algo.target_kl=0.02", "algo.num_epochs=1", "algo.schedule.learning_rate.name=kl_adaptive"],
+        "algo.schedule.learning_rate.target=0.0033 (now 0.01) helps",
+    ),
+    (
+        "still",
+        ["algo.learning_rate=1e-8"],
+        "algo.learning_rate=0.0001 (now 1e-08) or algo.num_epochs=20 (now 10) helps",
+    ),
+    (
+        "degenerate",
+        ["algo=grpo", "exploration.name=linear", "num_envs=32"],
+        "exploration.scale=6.0 (now 3.0) or algo.group_size=16 (now 8) helps",
+    ),
+    (
+        "degenerate",
+        ["algo=grpo", "num_envs=8"],
+        "exploration.name=linear or algo.group_size=16 num_envs=16 (now 8 and 8) helps",
+    ),
+    ("advantage_sign", [], "algo.num_epochs=20 (now 10) or algo.value_coef=2.0 (now 1.0) helps"),
+    ("advantage_sign", ["algo=grpo", "algo.normalize_advantage=true"], "algo.num_epochs=8 (now 4) helps"),
+    ("advantage_scale", [], "env.normalize_reward=true or policy.value_normalization=popart helps"),
+    ("advantage_scale", ["env.normalize_reward=true", "policy.value_normalization=running"], EXHAUSTED),
+    (
+        "gradient_high",
+        ["env.normalize_reward=true", "policy.value_normalization=popart"],
+        "algo.value_coef=0.33 (now 1.0) helps",
+    ),
+    ("gradient_high", ["algo=grpo", "algo.normalize_advantage=true"], f"{RATE} helps"),
+    ("gradient_low", ["algo.entropy_coef=0.02"], "num_envs=16 (now 8) or algo.entropy_coef=0.04 (now 0.02) helps"),
+    (
+        "entropy",
+        ["algo.entropy_coef=0.01", "algo.schedule.entropy_coef.name=target_entropy"],
+        f"algo.schedule.entropy_coef.target=0.015 (now 0.01), exploration.name=linear or {RATE} helps",
+    ),
+    ("value_error", ["env.normalize_reward=true", "policy.value_normalization=popart"], f"{RATE} helps"),
+    (
+        "unexplained",
+        ["env.normalize_reward=true", "policy.critic_hidden=[16]"],
+        "policy.critic_hidden=[32] (now [16]) or algo.num_epochs=20 (now 10) helps",
+    ),
+    ("unexplained", ["policy.shared_trunk=true"], "algo.num_epochs=20 (now 10) or env.normalize_reward=true helps"),
+]
+
+
+@pytest.mark.parametrize(("rule", "given", "said"), SET)
+def test_what_helps_goes_on_from_what_is_set(rule, given, said):
+    algo = [] if "algo=grpo" in given else ["algo=ppo"]
+    assert advised(rule, compose([*algo, "tuned=none", *given])[0]) == said
+
+
+def test_every_rule_is_tried_with_something_set():
+    assert {rule for rule, _, _ in SET} == {rule.__name__ for rule in (*FAULTS, *SYMPTOMS)}
+
+
+def follow(config: DictConfig, knob: str) -> None:
+    """Set what is advised; each move must be another value than the present one."""
+    settings = flat_settings(config)
+    for key, text in re.findall(r"([a-z]+(?:[._][a-z]+)*)=(\[[^\]]*\]|[^\s,]+)", knob):
+        if key == "stabilizer":
+            names = text.strip("[]").split(",")
+            assert sorted(names) != sorted(stabilizers(settings))
+            for name in names:
+                config.stabilizer.setdefault(name, choice("stabilizer", name)[name])
+        else:
+            value = OmegaConf.create(f"value: {text}").value
+            assert key in settings and settings[key] != value, knob
+            OmegaConf.update(config, key, value)
+
+
+@pytest.mark.parametrize("rule", [rule.__name__ for rule in (*FAULTS, *SYMPTOMS)])
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_advice_that_is_followed_is_not_given_again_and_can_run(rule, algo):
+    config, _ = compose([f"algo={algo}"])
+    with open_dict(config):
+        for _ in range(5):
+            follow(config, advised(rule, config))
+            to_config(config)
+
+
+def test_what_helps_is_said_without_values_where_the_settings_are_not_known():
+    assert (
+        "a lower algo.learning_rate or env.normalize_reward=true helps"
+        in diagnose(series(update__nonfinite=late(0, 1, 2)))["nonfinite"]
+    )
+
+
 # --- live ------------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +463,7 @@ def wild(tmp_path_factory):
 def test_a_learning_rate_of_one_is_found_out(wild):
     found = wild.summary["findings"]
     assert {"flat", "entropy"} <= set(found)
-    assert "algo.learning_rate" in found["flat"] and "a lower algo.learning_rate" in found["entropy"]
+    assert "algo.learning_rate" in found["flat"] and "algo.learning_rate=0.001 (now 1.0)" in found["entropy"]
     assert "still" not in found  # the ratio stands still, but since there is nothing left to choose
 
 
@@ -317,7 +472,7 @@ def test_a_learning_rate_of_next_to_nothing_is_found_out(tmp_path):
     fast = FAST | {"log.every": 1024}  # sooner only short episodes have ended, which looks like a rise
     found = rlkit.run(folder=tmp_path / "run", **fast, **settings).summary["findings"]
     assert {"flat", "still"} <= set(found)
-    assert "a higher algo.learning_rate" in found["still"]
+    assert "algo.learning_rate=0.0001 (now 1e-08)" in found["still"]
 
 
 def test_groups_without_a_difference_are_found_out(tmp_path):
@@ -352,6 +507,16 @@ def test_the_command_says_of_a_finished_run_what_was_said_at_its_end(wild, capsy
     assert title == f"{wild.folder} (CartPole-v1 ppo, 2 members)"
     said = [re.sub(r"[\d.]+", "#", line.strip()) for line in lines]  # the file has single precision
     assert said == [re.sub(r"[\d.]+", "#", text) for text in wild.summary["findings"].values()]
+    assert "(now 1.0)" in "".join(lines)  # both look at the settings
+
+
+def test_the_command_says_of_damaged_settings_that_they_are(tmp_path, capsys):
+    folder = unfinished(tmp_path / "run")
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text("- a list\n")
+    assert main([str(folder)]) == 1
+    sentence = f"{folder}/.hydra/config.yaml is damaged: it holds a list, where keys and values are due"
+    assert capsys.readouterr().err == f"rlkit: {sentence}\n"
 
 
 def unfinished(folder: Path, **scalars: float) -> Path:

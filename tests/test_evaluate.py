@@ -330,7 +330,7 @@ def test_a_run_that_is_not_there_or_damaged_is_one_sentence(trained, tmp_path, c
     assert "the module gone cannot be imported" in refused("module")
     file = copy("yaml") / ".hydra" / "config.yaml"
     file.write_text("env: [\n")
-    assert "config.yaml cannot be read" in refused("yaml")
+    assert "config.yaml is damaged" in refused("yaml")
     shutil.copy(trained("ppo").folder / "checkpoint.pt", copy("foreign") / "checkpoint.pt")
     assert "is of a run with env=Pendulum-v1, and this one has env=CartPole-v1" in refused("foreign")
     file = copy("networks") / ".hydra" / "config.yaml"

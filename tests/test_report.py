@@ -369,7 +369,7 @@ def test_runs_that_cannot_count_are_skipped_with_a_line(runs):
         "was interrupted at 4,030 steps",
         "is damaged",
         "has no algo",
-        "settings are not known",
+        "config.yaml does not exist",
     ]
     assert len(notes) == len(causes)
     for note, letter, cause in zip(notes, "cdefg", causes, strict=True):
@@ -420,7 +420,7 @@ def test_no_run_is_one_sentence(tmp_path, capsys):
 
 def test_without_matplotlib_only_drawing_is_refused(runs, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert report.main([str(runs), "--out", str(runs.parent / "out")]) == 1
+    assert report.main([str(runs), "--out", str(runs.parent / "out")]) == 2
     assert capsys.readouterr().err == ("rlkit: --out and --picture draw with matplotlib: pip install 'rlkit[report]'\n")
     assert not (runs.parent / "out").exists()
     assert report.main([str(runs)]) == 0

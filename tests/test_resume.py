@@ -355,10 +355,14 @@ def test_the_command_line_refuses_in_one_line_with_status_2(finished, tmp_path, 
         ((f"resume={finished}", "-m"), "-m cannot be given with it"),
         ((f"resume={finished}", f"resume={tmp_path}"), "goes on with one run"),
         ((f"resume={tmp_path}",), "there is no run"),
+        (("resume=",), "resume is empty; it must be the folder of a run, as in resume=runs/CartPole/grpo/TIME"),
+        ((f"resume={finished}", "total_steps=1.5"), "total_steps is 1.5; it must be a whole number"),
     ):
         status, err = call(capsys, monkeypatch, *arguments)
         assert (status, err.count("\n")) == (2, 1), err
         assert err.startswith("rlkit: ") and words in err
+    with pytest.raises(ConfigError, match="resume is empty"):
+        rlkit.run(resume="")
     with pytest.raises(ValueError, match="a run goes on in its own folder"):
         rlkit.run(resume=finished, folder=tmp_path)
 

@@ -154,6 +154,20 @@ def test_of_four_jobs_the_second_fails_is_named_and_the_others_finish(here):
         assert_same_alone(folder, row)
 
 
+def test_a_job_that_leaves_the_environment_s_id_open_fails_as_others_do(here):
+    status, out, err = call("-m", *PPO, "env=gym,CartPole")
+    [folder] = Path("runs", "sweeps").iterdir()
+    rows = table(folder)
+    assert status == 1
+    assert [(row["folder"], row["status"]) for row in rows] == [("0_gym_ppo", "failed"), ("1_CartPole_ppo", "ok")]
+    sentence = "env.id must be given, as in env=gym env.id=LunarLander-v3"
+    assert rows[0]["fault"] == sentence and f"job 0: {sentence}" in out.splitlines()
+    told, last = [line for line in err.splitlines() if line.startswith("rlkit: ")]
+    assert told.startswith("rlkit: job 0 (") and told.endswith(f"): {sentence}")
+    assert last.startswith("rlkit: 1 of 2 jobs failed")
+    assert "Interpolation" not in out + err and "Mandatory" not in out + err
+
+
 def test_a_rerun_overwrites_nothing(here):
     first = ["-m", *PPO, "seed=0,1"]
     assert [call(*first)[0], call(*first)[0]] == [0, 0]

@@ -86,6 +86,12 @@ def planned(space: Path, *overrides: str) -> Plan:
     return make_plan([*SMALL, *overrides], space, "eval_return")
 
 
+def test_a_search_takes_arguments_of_the_environment_together():
+    lake = ["env=gym", "env.id=FrozenLake-v1", "algo=ppo", "env.kwargs={map_name: 8x8}", "total_steps=2e4"]
+    config = make_plan(lake, None, "eval_return").config
+    assert (config.env.kwargs, config.total_steps) == ({"map_name": "8x8"}, 20_000)
+
+
 # --- a search ------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +322,7 @@ def test_a_file_that_is_no_study_is_one_sentence(tmp_path, space, capsys):
 
 def test_without_optuna_the_command_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(rlkit.tune, "find_spec", lambda name: None)
-    assert rlkit.tune.main(["env=CartPole"]) == 1
+    assert rlkit.tune.main(["env=CartPole"]) == 2
     assert "pip install 'rlkit[sweep]'" in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import gymnasium
@@ -217,9 +218,12 @@ def test_what_a_video_lacks_is_said_before_an_episode_is_played(
 
 def test_an_environment_that_draws_nothing_is_refused_before_an_episode_is_played(tmp_path, capsys):
     run = rlkit.run(folder=tmp_path / "run", **{**SETTINGS, "env": "gym", "env.id": "Flat-v0", "eval.every": 0})
-    assert main([str(run.folder), "--video"]) == 2
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert main([str(run.folder), "--video"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("rlkit: Flat-v0 cannot be drawn: ") and said.err.count("\n") == 1
+    assert [warning for warning in warned if "render" in str(warning.message)] == []  # Gymnasium's own
 
 
 def test_a_missing_pygame_is_said_with_what_brings_it(trained, monkeypatch, capsys):

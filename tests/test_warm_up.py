@@ -57,6 +57,21 @@ def two_actions(obs_size: int = 2, members: int = 1, **settings: Any) -> tuple[P
     return policy, actions
 
 
+@every_algo
+@pytest.mark.parametrize("names", ["warm_up,ref_kl", "ref_kl,warm_up"])
+def test_after_a_warm_up_the_reference_is_the_clone(algo, names):
+    learner = small_learner(algo, *warm(share=0.01), f"stabilizer=[{names}]", "members=2")
+    reference = learner.chain.links["ref_kl"].reference
+    untrained = weights(learner).clone()
+    learner.begin()
+    assert not torch.equal(weights(learner), untrained)
+    clone, held = learner.policy.state_dict(), reference.state_dict()
+    assert all(torch.equal(clone[name], x) for name, x in held.items() if not name.startswith("critic."))
+    before = {name: x.clone() for name, x in held.items()}
+    learner.iterate()
+    assert all(torch.equal(before[name], x) for name, x in reference.state_dict().items())
+
+
 def three_steps(path: Any) -> str:
     np.savez(path, obs=np.eye(3, 2), action=[0, 0, 1])
     return str(path)

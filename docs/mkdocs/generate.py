@@ -19,7 +19,7 @@ import numpy as np
 from docstrings import api, arguments, body, found
 
 from rlkit import series, symptoms, train
-from rlkit.conf.schema import Config, ConfigError, allowed, options, pieces, sections, shown, type_in_words
+from rlkit.conf.schema import Config, ConfigError, allowed, options, pieces, sections, shown, type_and_range
 from rlkit.series import READ, WINDOW, Series
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,11 +57,8 @@ def keys() -> str:
 
 def row_of(row: tuple[str, Any, Any]) -> tuple[str, str, str, str]:
     name, field, value = row
-    bounds = allowed(field.metadata["bounds"])
-    kind = type_in_words(field)
-    kind = bounds if "choices" in field.metadata["bounds"] else f"{kind}, {bounds}" if bounds else kind
     default = "must be given" if value == "???" else f"`{shown(value)}`"
-    return f'<code id="{name}">{name}</code>', default, kind, field.metadata["doc"]
+    return f'<code id="{name}">{name}</code>', default, type_and_range(field), field.metadata["doc"]
 
 
 def meaning(prefix: str) -> str:

@@ -31,7 +31,7 @@ class RefKL(Controlled):
         coef, controller and the rest: see `rlkit.controllers.Controlled`; the KL is that of the batch after the update.
         kind: "exact" (closed form), "k1", "k2" or "k3".
         refresh_every: iterations between two copies; 0 keeps the first reference.
-        reference: "start", or the folder of a run, whose best member it is.
+        reference: "start", which after a warm-up is the clone, or the folder of a run, whose best member it is.
     """
 
     bounds: ClassVar = {**Controlled.bounds, "kind": {"choices": KINDS}, "refresh_every": {"ge": 0}}

@@ -34,7 +34,7 @@ from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.exported import ExportedPolicy
 from rlkit.faults import Fault
-from rlkit.files import replacing
+from rlkit.files import make_folder, replacing
 from rlkit.job import use_threads
 from rlkit.policy import Policy
 from rlkit.saved import CHECKPOINTS, SavedRun
@@ -221,7 +221,7 @@ def export(run: SavedRun, member: int, path: Path, format: str = "onnx") -> floa
     if any(len(x) != 1 for x in single):
         raise ExportError("it does not take another number of observations than it was made with")
     worst = difference(outputs, policy, actions, obs)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with replacing(path) as temporary:
         temporary.write_bytes(data)
     return worst

@@ -123,12 +123,11 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
         rlkit.faults.Fault: something ended the run.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once checkpoint and summary are written.
     """
-    from rlkit.files import locked, writing
+    from rlkit.files import locked, make_folder
 
     try:
         check_folder(folder)
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with locked(folder):
             return conduct(prepared, folder, show)
     finally:

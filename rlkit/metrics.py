@@ -14,7 +14,7 @@ import numpy as np
 
 from rlkit.console import make_console
 from rlkit.events import EVENT_FILE, Board, charts
-from rlkit.files import append, rewind, sizes, write_text, writing
+from rlkit.files import append, make_folder, rewind, sizes, write_text
 from rlkit.interquartile import interquartile_mean
 
 __all__ = ["Logger", "MetricsFile", "interquartile_mean"]
@@ -205,8 +205,7 @@ class MetricsFile:
         self._path, self._columns = path, columns
         self._start = time.monotonic()
         header = ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         if whole and not whole.startswith(header):

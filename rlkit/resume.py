@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlkit.conf.schema import Config, ConfigError, keys
 from rlkit.faults import no_such_key, wrong_type
-from rlkit.files import locked, write_text, writing
+from rlkit.files import locked, make_folder, write_text, writing
 from rlkit.job import Prepared, Run, conduct, machine, prepare
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ def recorded(folder: Path, overrides: Sequence[str]) -> list[str]:
 
 def keep_settings(folder: Path, config: DictConfig, overrides: Sequence[str]) -> None:
     """Write what a run is made of to where Hydra does."""
-    with writing(folder):
-        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / ".hydra")
     write_text(folder / ".hydra" / "config.yaml", OmegaConf.to_yaml(config))
     write_text(folder / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
 

@@ -117,7 +117,7 @@ def main() -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from rlkit.conf.schema import ConfigError
-    from rlkit.faults import check_arguments, sentence
+    from rlkit.faults import Fault, check_arguments, sentence
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the sentences below are ours
     resumed = [argument for argument in arguments if argument.startswith("resume=")]
@@ -133,6 +133,8 @@ def main() -> int:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(sentence(error), EXIT_CONFIG)
+    except Fault as fault:  # of a sweep, whose jobs' own are told of and recorded
+        return fail(fault)
     except BrokenPipeError:  # the reader of the output has gone, as `head` does; Python's last flush is to stay quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return complain("the output cannot be written: its reader has closed the pipe", EXIT_FAULT)

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -312,6 +313,30 @@ def test_a_file_that_is_no_study_is_one_sentence(tmp_path, space, capsys):
     (tmp_path / "study.db").write_bytes(b"no database" * 100)
     assert tune(tmp_path, space) == 2
     assert capsys.readouterr().err == f"rlkit: --study is {tmp_path}, which cannot be used: file is not a database\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path, space, capsys):
+    folder = tmp_path / "study"
+    assert tune(folder, space, "--trials", "1") == 0
+    before = (folder / "trials.csv").read_bytes()
+    (folder / "trials.csv.tmp").symlink_to("/dev/full")
+    assert tune(folder, space, "--trials", "2") == 1
+    assert capsys.readouterr().err == f"rlkit: {folder / 'trials.csv'} cannot be written: No space left on device\n"
+    assert (folder / "trials.csv").read_bytes() == before
+
+    def no_page_more(connection, _):
+        connection.execute("PRAGMA max_page_count = 1")  # which means as many as there are
+
+    event.listen(Engine, "connect", no_page_more)
+    try:
+        assert tune(folder, space, "--trials", "200") == 1
+    finally:
+        event.remove(Engine, "connect", no_page_more)
+    said = f"rlkit: {folder / 'study.db'} cannot be written: (sqlite3.OperationalError) database or disk is full"
+    assert capsys.readouterr().err.startswith(said)
+    done = len(rows(folder))
+    assert tune(folder, space, "--trials", str(done + 1)) == 0
 
 
 def test_without_optuna_the_command_says_how_to_get_it(monkeypatch, capsys):

@@ -232,7 +232,7 @@ def report(run: Run, obs_size: int, show: str) -> None:
     found = shutil.which("python")
     python = "python" if found and os.path.samefile(found, sys.executable) else shlex.quote(sys.executable)
     act = f'import rlkit; print(rlkit.load("{run.folder}").act([0] * {obs_size}))'
-    columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps"))
+    columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps", "stopped_early"))
     final_table(
         [Result(*row) for row in zip(*columns, strict=True)],
         title=f"{summary['env']} {summary['algo']}: mean return of 100 episodes, deterministic policy",

@@ -61,9 +61,7 @@ class Learner:
     iteration: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)  # of the last iteration, "area/name" -> [M]
     histograms: dict[str, Tensor] = field(default_factory=dict)
-    frozen: Tensor = field(
-        default_factory=lambda: torch.zeros(0, dtype=torch.bool)
-    )  # [M]: learn no more
+    frozen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [M]: learn no more
 
     def __post_init__(self) -> None:
         self.frozen = torch.zeros(self.streams.members, dtype=torch.bool)

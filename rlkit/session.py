@@ -48,6 +48,8 @@ class Evaluate(Protocol):
 class Record(Protocol):
     """Records an episode at some evaluations (`rlkit.video.Recorder`)."""
 
+    evaluations: int  # so far
+
     def due(self) -> bool: ...
 
     def record(self, state: dict[str, Tensor], returns: Tensor, env_steps: Tensor, folder: Path) -> Path: ...
@@ -254,6 +256,7 @@ class Session:
             "solved_at": self.solved_at,
             "above_since": self._above_since,
             "stopped_early": self.stopped_early,
+            "recorder": None if self.recorder is None else self.recorder.evaluations,
             "diverged": sorted(self._diverged),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.state_dict(),
         }
@@ -270,6 +273,8 @@ class Session:
         self.peak, self.solved_at = state["peak"].clone(), list(state["solved_at"])
         self._above_since, self._diverged = list(state["above_since"]), set(state["diverged"])
         self.stopped_early = list(state.get("stopped_early", self.stopped_early))  # older checkpoints have none
+        if self.recorder is not None:
+            self.recorder.evaluations = state.get("recorder") or 0
         if self.diagnosis is not None and state["diagnosis"] is not None:
             self.diagnosis.load_state_dict(state["diagnosis"])
         self._saved = self.elapsed if newest else None

@@ -269,6 +269,8 @@ class Learner:
         for name, schedule in self.schedules.items():
             schedule.load_state_dict(state["schedules"][name])
         self.collector.load_state_dict(state["collector"])
+        if self.collector.anew:
+            self.chain.restart()
         for name, keeper in self.keepers.items():
             if name in state["keepers"]:  # else it is one that was switched on since
                 keeper.load_state_dict(state["keepers"][name])

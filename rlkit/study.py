@@ -23,7 +23,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rlkit import __version__
 from rlkit.build import reward_threshold
-from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
 from rlkit.files import write_csv, write_text
@@ -65,11 +64,11 @@ class Score:
         """Score the returns [M] of an evaluation.
 
         Raises:
-            NonFiniteError: no member has had a finite return.
+            Fault: no member has had a finite return.
         """
         self.last = np.where(np.isfinite(returns), returns, self.last)
         if np.isnan(self.last).all():
-            raise NonFiniteError("no member has had a finite return in an evaluation")
+            raise Fault("no member has had a finite return in an evaluation")
         return float(interquartile_mean(np.where(np.isnan(self.last), np.nanmin(self.last), self.last)))
 
 

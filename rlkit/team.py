@@ -26,7 +26,6 @@ from torch import Tensor
 
 from rlkit.build import build_evaluator, build_learner
 from rlkit.conf.schema import Config
-from rlkit.envs import EnvironmentFailure
 from rlkit.faults import Fault
 from rlkit.keepers.keeper import Event, copied
 from rlkit.orphan import end_with_parent
@@ -341,8 +340,8 @@ def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Conne
         pass  # the team is gone, and there is nobody to tell
     except Exception as error:
         error.add_note(f"in a process of the team:\n{traceback.format_exc()}")
-        if isinstance(error, EnvironmentFailure) and error.member is not None:
-            error = type(error)(error.text, first + error.member, error.trace)
+        if isinstance(error, Fault) and error.member is not None:
+            error = error.of_member(first + error.member)
         pipe.send((portable(error), None))
     finally:
         if worker is not None:

@@ -28,6 +28,7 @@ from rlkit import diagnose, files, report
 from rlkit.build import ConfigError, build_learner, to_config
 from rlkit.envs import NATIVE
 from rlkit.keepers import checkpoint
+from rlkit.keepers.keeper import copied
 from rlkit.loop import Learner
 from rlkit.resume import keep_settings, resume
 from rlkit.session import Session
@@ -280,6 +281,21 @@ def test_new_environments_of_a_resumed_run_do_not_repeat_its_first_start_states(
     again = other.collect(other.running).obs[0].numpy().reshape(4, 4)
     assert not np.isclose(again, first).all(1).any()
     assert np.abs(again).max() <= 0.05  # start states, though
+
+
+@pytest.mark.parametrize("backend", ["native", "sync"])
+def test_the_return_that_scales_rewards_goes_on_only_where_episodes_do(backend):
+    learner, resumed = (small_learner("ppo", f"env.backend={backend}", "env.normalize_reward=true") for _ in range(2))
+    learner.iterate()
+    before = learner.chain.links["reward_scale"].running.clone()
+    assert before.abs().min() > 0  # all episodes are under way
+    state = copied(learner.state_dict())
+    learner.load_state_dict(state)  # as keepers make it, in the same environments
+    assert torch.equal(learner.chain.links["reward_scale"].running, before)
+    resumed.load_state_dict(state)
+    running = resumed.chain.links["reward_scale"].running
+    assert running is None if backend == "sync" else torch.equal(running, before)
+    resumed.iterate()
 
 
 # --- a longer run, other settings ----------------------------------------------------------------------------------

@@ -21,10 +21,11 @@ from sqlalchemy import Engine, event
 
 import rlkit.tune
 from rlkit.build import to_config
-from rlkit.collect import NonFiniteError
 from rlkit.conf import schema
 from rlkit.conf.schema import ConfigError
+from rlkit.envs import EnvironmentFailure
 from rlkit.evaluate import Evaluator
+from rlkit.faults import Fault
 from rlkit.interquartile import interquartile_mean
 from rlkit.loop import Learner
 from rlkit.search_space import Plan, distribution, make_plan
@@ -211,8 +212,9 @@ def test_a_member_without_a_finite_return_counts_with_its_last_or_with_the_lowes
     score, nan, inf = Score(4), float("nan"), float("inf")
     assert score(np.array([nan, 10.0, 4.0, 6.0])) == 5.0  # 4, 4, 6, 10: one is cut at each end
     assert score(np.array([8.0, inf, 2.0, nan])) == 7.0  # 2, 6, 8, 10
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(Fault, match="^no member has had a finite return in an evaluation$") as caught:
         Score(2)(np.array([nan, inf]))
+    assert not isinstance(caught.value, EnvironmentFailure)  # the environment did nothing wrong
 
 
 def test_importance_is_given_to_the_parameter_that_decides(tmp_path, space):

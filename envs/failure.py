@@ -8,22 +8,7 @@ from rlkit.faults import Fault
 
 
 class EnvironmentFailure(Fault):
-    """An environment raised an exception, or gave what nothing can be learned from.
-
-    Args:
-        text: what happened, in one sentence; `{member}` in it stands for the member's number.
-        member: whom it happened to.
-        trace: the stack trace of the environment's own exception; empty where it raised none.
-    """
-
-    def __init__(self, text: str, member: int | None = None, trace: str = "") -> None:
-        super().__init__(text, member, trace)
-        self.text, self.member, self.trace = text, member, trace
-        if trace:
-            self.add_note(trace)
-
-    def __str__(self) -> str:
-        return self.text.replace("{member}", str(self.member))
+    """An environment raised an exception, or gave what nothing can be learned from."""
 
     @classmethod
     def of(cls, error: BaseException, text: str) -> EnvironmentFailure:

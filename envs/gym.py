@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import deepcopy
 from multiprocessing.connection import wait
 from typing import Any
@@ -25,6 +26,7 @@ from rlkit.envs.fork import check_copies, copied, lane_pairs
 from rlkit.envs.native import Step, checked_mask
 from rlkit.envs.spaces import MASK
 from rlkit.envs.streams import Array, Seeds, lane_seeds
+from rlkit.orphan import end_with_parent
 
 
 class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
@@ -115,7 +117,7 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
     """AsyncVectorEnv whose `step` takes a mask; nothing is sent to the worker of an idle lane.
 
     An exception in a worker ends all workers and is raised here, an environment's own as an EnvironmentFailure.
-    Workers ignore Ctrl-C: the main process decides when they end.
+    Workers ignore Ctrl-C: the main process decides when they end. Once it has gone they end without a word.
     """
 
     members = 1
@@ -198,6 +200,12 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
             "use env.backend=sync, or env.backend=native where there is one"
         )
 
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """As AsyncVectorEnv; workers whose answers nobody waits for, after a second Ctrl-C, are ended at once."""
+        pending = self._state is not AsyncState.DEFAULT
+        self._state = AsyncState.DEFAULT
+        super().close_extras(timeout, terminate or pending)
+
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         failures = sum(not success for success in successes)
         if not failures:
@@ -225,11 +233,13 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
 
 def _worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     try:
         _async_worker(index, env_fn, pipe, parent_pipe, memory, errors, *rest)
     except Exception as error:  # Gymnasium's worker sends all but what making the environment raises
         errors.put((index, type(error), error, traceback.format_exc()))
-        pipe.send((None, False))
+        with suppress(OSError):  # the main process has gone, and there is nobody to tell
+            pipe.send((None, False))
 
 
 def note_masks(masks: Array | None, info: dict[str, Any]) -> None:

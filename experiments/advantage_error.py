@@ -10,7 +10,6 @@ no time limit, as there is none for PPO, which bootstraps there; after 600 steps
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from rlkit.build import build_learner, to_config
 from rlkit.collect import action_noise
 from rlkit.comparison import Estimate, bootstrap
 from rlkit.envs.cartpole import cartpole
+from rlkit.files import write_csv
 from rlkit.job import use_threads
 from rlkit.link import Link
 from rlkit.loop import Learner
@@ -151,8 +151,7 @@ def main() -> None:
     use_threads()
     rows = table(args.tasks, args.variants, range(args.seed, args.seed + args.members))
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+        write_csv(args.csv, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Runs lie in runs/stability/SETTING/VARIANT; one that is finished is not repeated
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 import time
@@ -26,6 +25,7 @@ import numpy as np
 import rlkit
 from rlkit.build import build_learner, to_config
 from rlkit.comparison import FALL, bootstrap, fallen, probability_of_improvement, volatility, worst_drop
+from rlkit.files import write_csv
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.loop import Learner
@@ -262,8 +262,7 @@ def main() -> int:
         for row in rows:
             print("  ".join(f"{cell:>{36 if k == 0 else 9}}" for k, cell in enumerate(row)))
         if args.csv:
-            with (args.csv / f"{setting}.csv").open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows(rows)
+            write_csv(args.csv / f"{setting}.csv", rows)
     return 0
 
 

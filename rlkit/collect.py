@@ -100,6 +100,8 @@ class Actor:
 class Collector:
     """What both kinds share: the environments, the members' streams, the step count and the finished episodes."""
 
+    anew = False  # episodes that would run on from the last rollout begin anew instead: the environments are new
+
     def __init__(
         self, envs: MaskedVectorEnv, actions: ActionMap, streams: Streams, exploration: Exploration | None = None
     ) -> None:
@@ -203,7 +205,7 @@ class Windows(Collector):
         """Begin episodes in all environments, from the start states that this index of their streams gives."""
         seeds = self.streams.integers(Purpose.START, index, self.num_envs)
         self.obs, _ = self.envs.reset(seed=seeds.flatten().tolist())
-        self._new = True  # these environments have not been stepped
+        self.anew = True  # these environments have not been stepped
 
     @torch.no_grad()
     def collect(self, policy: Policy, iteration: int, running: Tensor) -> Rollout:
@@ -218,11 +220,11 @@ class Windows(Collector):
         steps["valid"][:] = mask = np.repeat(running.numpy(), self.num_envs)
         everyone = None if mask.all() else mask
         act = self.actor(policy, iteration)
-        if self._new:
+        if self.anew:
             if iteration:  # of a resumed run, whose environments cannot be restored: it repeats no start states
                 self._reset(iteration)
             self.restart(np.ones(lanes, bool))
-            self._new = False
+            self.anew = False
         obs, final_obs = steps["obs"], steps["final_obs"]
         rewards, terminations, truncations = steps["reward"], steps["terminated"], steps["truncated"]
         for t in range(time):
@@ -272,7 +274,7 @@ class Windows(Collector):
         super().load_state_dict(state)
         if "envs" not in state:
             return  # foreign environments cannot be restored: new ones begin episodes
-        self._new = not bool(self.env_steps.any())
+        self.anew = not bool(self.env_steps.any())
         lanes = {name: x.flatten(0, 1).numpy() for name, x in state["envs"].items()}
         self.obs = self.envs.set_state(lanes)  # type: ignore[attr-defined]
         self.running_return = state["running_return"].flatten().numpy().copy()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.files import append, writing
+from rlkit.files import append, make_folder
 
 EVENT_FILE = "events.out.tfevents"
 HISTOGRAM_BINS = 30
@@ -153,8 +153,7 @@ class Board:
         now = time.time() if when is None else when
         events = [self._Event(wall_time=now, step=step, summary=summary)]
         if folder not in self._paths:
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._paths[folder] = folder / _new_name(folder)
             if folder in self._starts:
                 events.insert(0, self._Event(wall_time=now, step=self._starts[folder], session_log=self._restart))

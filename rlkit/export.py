@@ -39,7 +39,7 @@ from rlkit.conf.schema import ConfigError
 from rlkit.distributions import FORBIDDEN, forbidding
 from rlkit.exported import ExportedPolicy
 from rlkit.faults import Fault
-from rlkit.files import make_room, replacing
+from rlkit.files import make_folder, replacing
 from rlkit.job import use_threads
 from rlkit.policy import Policy
 from rlkit.saved import SavedRun, add_options
@@ -244,7 +244,7 @@ def export(run: SavedRun, member: int, path: Path, format: str = "onnx") -> floa
     if any(len(x) != 1 for x in single.values()):
         raise ExportError("it does not take another number of observations than it was made with")
     worst = difference(outputs, policy, actions, given)
-    make_room(path)
+    make_folder(path.parent)
     with replacing(path) as temporary:
         temporary.write_bytes(data)
     return worst

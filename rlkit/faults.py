@@ -5,14 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Self
 
 from rlkit.conf.schema import Config, ConfigError, GRPOConfig, PPOConfig, choice, keys, options, type_in_words
 
 
 class Fault(RuntimeError):
-    """What ends a run whose configuration was sound; the message is one sentence, and no stack trace is needed."""
+    """What ends a run whose configuration was sound; the message is one sentence, and no stack trace is needed.
 
-    trace = ""  # that of a user's own code, to be shown before the sentence
+    Args:
+        text: what happened, in one sentence; `{member}` in it stands for the member's number.
+        member: whom it happened to.
+        trace: the stack trace of a user's own code, to be shown before the sentence; empty where there is none.
+    """
+
+    def __init__(self, text: str, member: int | None = None, trace: str = "") -> None:
+        super().__init__(text, member, trace)
+        self.text, self.member, self.trace = text, member, trace
+        if trace:
+            self.add_note(trace)
+
+    def __str__(self) -> str:
+        return self.text.replace("{member}", str(self.member))
+
+    def of_member(self, member: int) -> Self:
+        """Return it with another number of the member: the one it has in the whole run."""
+        return type(self)(self.text, member, self.trace)
 
 
 GROUPS = ("env", "algo", "stabilizer", "tuned", "experiment")

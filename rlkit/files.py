@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -52,20 +54,27 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def make_room(path: Path) -> None:
-    """Make the folder that a file is to lie in.
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole or not at all: a reader, or a crash, finds the old file or the new one."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write rows as CSV, whole or not at all."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there yet.
 
     Raises:
         WriteError: it cannot be made.
     """
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text whole or not at all: a reader, or a crash, finds the old file or the new one."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def append(path: Path, data: bytes) -> None:

@@ -46,5 +46,6 @@ class Interrupt:
         self.requested, self.cause = True, ended
         name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
         self._tell(
-            f"{name}: this iteration is finished, then the run is saved and evaluated; once more ends it at once"
+            f"{name}: this iteration is finished, so that the checkpoint is exact, then the run is saved and "
+            "evaluated; once more ends it at once, with the last checkpoint it has"
         )

@@ -123,12 +123,11 @@ def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:
         rlkit.faults.Fault: something ended the run.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once checkpoint and summary are written.
     """
-    from rlkit.files import locked, writing
+    from rlkit.files import locked, make_folder
 
     try:
         check_folder(folder)
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with locked(folder):
             return conduct(prepared, folder, show)
     finally:
@@ -249,7 +248,7 @@ def report(run: Run, obs_size: int, show: str, masked: bool = False) -> None:
     if masked:
         mask = "action_mask=[1] * agent.policy.action_size"
         act = f'import rlkit; agent = rlkit.load("{run.folder}"); print(agent.act([0] * {obs_size}, {mask}))'
-    columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps"))
+    columns = (summary[name] for name in ("eval_return", "status", "env_steps", "solved_at_steps", "stopped_early"))
     final_table(
         [Result(*row) for row in zip(*columns, strict=True)],
         title=f"{summary['env']} {summary['algo']}: mean return of 100 episodes, deterministic policy",

@@ -68,6 +68,9 @@ class Link:
     def anchor(self, policy: Policy, members: Tensor) -> None:
         """Take note that these members (bool [M]) got other weights than by an update: warmed up, or rolled back."""
 
+    def restart(self) -> None:
+        """Forget what belongs to episodes under way: those of all environments have begun anew."""
+
     def report(self) -> dict[str, Tensor]:
         """Numbers of its own to log, [M] by name: a coefficient that moves, for one."""
         return {}
@@ -117,6 +120,10 @@ class Chain(Link):
     def anchor(self, policy: Policy, members: Tensor) -> None:
         for link in self.links.values():
             link.anchor(policy, members)
+
+    def restart(self) -> None:
+        for link in self.links.values():
+            link.restart()
 
     def report(self) -> dict[str, Tensor]:
         return {f"{name}/{number}": x for name, link in self.links.items() for number, x in link.report().items()}

@@ -61,7 +61,7 @@ class Learner:
     iteration: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)  # of the last iteration, "area/name" -> [M]
     histograms: dict[str, Tensor] = field(default_factory=dict)
-    frozen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [M]: solved, learns no more
+    frozen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [M]: learn no more
 
     def __post_init__(self) -> None:
         self.frozen = torch.zeros(self.streams.members, dtype=torch.bool)
@@ -269,6 +269,8 @@ class Learner:
         for name, schedule in self.schedules.items():
             schedule.load_state_dict(state["schedules"][name])
         self.collector.load_state_dict(state["collector"])
+        if self.collector.anew:
+            self.chain.restart()
         for name, keeper in self.keepers.items():
             if name in state["keepers"]:  # else it is one that was switched on since
                 keeper.load_state_dict(state["keepers"][name])

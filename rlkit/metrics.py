@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from rlkit.console import make_console
 from rlkit.events import EVENT_FILE, Board, charts
-from rlkit.files import append, rewind, sizes, write_text, writing
+from rlkit.files import append, make_folder, rewind, sizes, write_text
 from rlkit.interquartile import interquartile_mean
 
 __all__ = ["Logger", "MetricsFile", "interquartile_mean"]
@@ -57,8 +57,10 @@ class Logger:
         self._folder = Path(folder)
         self._names = [f"member_{m:0{max(2, len(str(members - 1)))}}" for m in range(members)]
         self._console = make_console(show, members, total_steps, title)
+        kept = {} if resumed is None else resumed.get("files", {})
+        now = sizes(self._folder, self._files())
         if resumed is not None:
-            rewind(self._folder, self._files(), resumed.get("files", {}))
+            rewind(self._folder, self._files(), kept)
         before = resumed or {"steps": [0] * members, "tags": []}
         self._csv = MetricsFile(self._folder / "metrics.csv", self._names if members > 1 else [])
         self._board: Board | None = None
@@ -67,6 +69,18 @@ class Logger:
         self._charts = charts(sorted(self._tags))  # of the health page as it stands
         self._starts = dict(zip(self._folders(), [self._step, *self._steps], strict=False)) if resumed else {}
         self._waiting: list[tuple[float, str]] = []  # (time, text) of messages before the first log entry
+        self._tell_of_losses([name for name, size in kept.items() if now.get(name, 0) < size])
+
+    def _tell_of_losses(self, lost: Sequence[str]) -> None:
+        """Tell which entries of before a checkpoint are gone, from files that were deleted or cut short since."""
+        if "metrics.csv" in lost and self._step:
+            first = f"after {self._csv.last:,} steps" if self._csv.last else "from the beginning"
+            self.message(
+                f"metrics.csv was deleted or cut short: entries {first} up to {self._step:,} are missing in it"
+            )
+        if other := len([name for name in lost if name != "metrics.csv"]):
+            files = "an event file was" if other == 1 else f"{other} event files were"
+            self.message(f"{files} deleted or cut short: TensorBoard lacks entries of before {self._step:,} steps")
 
     def log(
         self,
@@ -197,6 +211,9 @@ class MetricsFile:
         path: a file that exists is continued, its seconds too; a last row torn by a crash is removed.
         columns: names of the members' columns; none for a single member.
 
+    Attributes:
+        last: steps of the last entry that was there; 0 for none.
+
     Raises:
         ValueError: the file that exists has other columns.
     """
@@ -205,8 +222,7 @@ class MetricsFile:
         self._path, self._columns = path, columns
         self._start = time.monotonic()
         header = ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         if whole and not whole.startswith(header):
@@ -215,8 +231,11 @@ class MetricsFile:
         if text != whole or not whole:
             write_text(path, whole or header)
         last = whole.splitlines()[-1:]
+        self.last = 0
         if last and last != [header.rstrip()]:
-            self._start -= float(last[0].split(",")[1])
+            steps, seconds, *_ = last[0].split(",")
+            self.last = int(steps)
+            self._start -= float(seconds)
 
     def append(self, step: int, names: list[str], middle: np.ndarray, values: np.ndarray) -> None:
         """Add rows: `middle` [K] is the column `value`, `values` [K, M] are the members' columns."""

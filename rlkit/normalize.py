@@ -93,6 +93,9 @@ class RewardScale(Link):
         reward = rollout.reward * (var + self.statistics.epsilon).rsqrt().float()
         return rollout.replace(reward=reward.clamp(-self.clip, self.clip))
 
+    def restart(self) -> None:
+        self.running = None
+
     def state_dict(self) -> dict[str, Tensor]:
         state = dict(self.statistics.state_dict())
         return state if self.running is None else {**state, "running": self.running}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.comparison import Estimate, Row
+from rlkit.files import WriteError, make_folder, replacing, write_text
 from rlkit.recorded import ReportError, find
 from rlkit.tables import (
     DEFINITIONS,
@@ -81,13 +82,17 @@ def _columns(name: str, estimate: Estimate) -> dict[str, float]:
 
 
 def write(parts: Parts, notes: Sequence[str], folder: Path) -> None:
-    """Write report.md, report.csv and report.html into a folder, which is made if need be."""
+    """Write report.md, report.csv and report.html, each whole or not at all, into a folder, which is made if need be.
+
+    Raises:
+        rlkit.files.WriteError: one cannot be written.
+    """
     from rlkit.page import page
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     table = comma_separated(row for _, results in parts.values() for row in results)
     for ending, text in {"md": markdown(parts, notes), "csv": table, "html": page(parts, notes)}.items():
-        (folder / f"report.{ending}").write_text(text, encoding="utf-8")
+        write_text(folder / f"report.{ending}", text)
 
 
 @quiet_pipe
@@ -124,9 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.picture:
             from rlkit.figures import overview
 
-            overview(groups).savefig(options.picture, dpi=110)
-    except OSError as error:
-        return complain(f"{error.filename or options.out or options.picture} cannot be written: {error}", EXIT_FAULT)
+            with replacing(options.picture) as temporary:
+                overview(groups).savefig(temporary, format="png", dpi=110)
+    except WriteError as error:
+        return complain(str(error), EXIT_FAULT)
     return 0
 
 

@@ -14,7 +14,7 @@ from rlkit.interquartile import interquartile_mean
 
 WIDTH = 80  # columns
 LONG_TABLE = 20  # more members than this are listed several to a line
-MARKS = {"finished": " ", "solved": "*", "diverged": "!", "interrupted": "~", "stopped": "-"}
+MARKS = {"finished": " ", "solved": "*", "stopped early": "=", "diverged": "!", "interrupted": "~", "stopped": "-"}
 STYLES = {"solved": "green", "diverged": "red", "interrupted": "yellow", "stopped": "yellow"}
 
 
@@ -23,9 +23,10 @@ class Result:
     """What a member ended with."""
 
     eval_return: float  # mean over the episodes of the final evaluation
-    status: str  # finished, solved, diverged, interrupted or stopped
+    status: str  # finished, solved, stopped early, diverged, interrupted or stopped
     steps: int  # environment steps executed
     solved_at: int | None  # steps when it first held the environment's threshold; None: never
+    why: str | None = None  # it stopped early
 
 
 def final_table(
@@ -96,13 +97,15 @@ def _print(lines: Sequence[tuple[str, str]], show: str) -> None:
 
 def _rows(results: Sequence[Result]) -> list[tuple[str, str]]:
     """A line for each member, and its style."""
-    heading = f"{'member':>6}  {'return':>9}  {'status':<11}  {'steps':>11}  {'solved at':>11}"
+    heading = f"{'member':>6}  {'return':>9}  {'status':<13}  {'steps':>11}  {'solved at':>11}"
     lines = [(heading, "bold"), ("-" * len(heading), "dim")]
     for m, result in enumerate(results):
         solved = "-" if result.solved_at is None else f"{result.solved_at:,}"
-        cells = f"{m:>6}  {result.eval_return:>9,.1f}  {result.status:<11}  {result.steps:>11,}  {solved:>11}"
+        cells = f"{m:>6}  {result.eval_return:>9,.1f}  {result.status:<13}  {result.steps:>11,}  {solved:>11}"
         lines.append((cells, STYLES.get(result.status, "")))
-    return lines
+    reasons = [f"member {m} stopped early: {result.why}" for m, result in enumerate(results) if result.why]
+    told = [part for text in reasons for part in wrap(text, WIDTH, subsequent_indent="    ")]
+    return [*lines, *([("", "")] if told else []), *((text, "") for text in told)]
 
 
 def _grid(results: Sequence[Result]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlkit.conf.schema import Config, ConfigError, keys
 from rlkit.conf.typed import typed
 from rlkit.faults import no_such_key, wrong_type
-from rlkit.files import locked, write_text, writing
+from rlkit.files import locked, make_folder, write_text, writing
 from rlkit.job import Prepared, Run, conduct, machine, prepare
 from rlkit.saved import OVERRIDES, SETTINGS, read_config, read_overrides, read_settings
 
@@ -131,8 +131,7 @@ def recorded(folder: Path, overrides: Sequence[str]) -> list[str]:
 
 def keep_settings(folder: Path, config: DictConfig, overrides: Sequence[str]) -> None:
     """Write what a run is made of to where Hydra does."""
-    with writing(folder):
-        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / ".hydra")
     write_text(folder / SETTINGS, OmegaConf.to_yaml(config))
     write_text(folder / OVERRIDES, OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
 

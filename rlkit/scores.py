@@ -25,7 +25,7 @@ import torch
 from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
-from rlkit.files import make_room, write_text
+from rlkit.files import make_folder, write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.results import evaluation_table
@@ -249,7 +249,7 @@ def _show(options: argparse.Namespace, result: Scores, camera: Stage | None, win
     else:
         evaluation_table(result.members, result.returns, result.lengths, title=result.title())
         if options.json:
-            make_room(Path(options.json))
+            make_folder(Path(options.json).parent)
             write_text(Path(options.json), text)
     best = result.best
     note = partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)

@@ -48,6 +48,8 @@ class Evaluate(Protocol):
 class Record(Protocol):
     """Records an episode at some evaluations (`rlkit.video.Recorder`)."""
 
+    evaluations: int  # so far
+
     def due(self) -> bool: ...
 
     def record(self, state: dict[str, Tensor], returns: Tensor, env_steps: Tensor, folder: Path) -> Path: ...
@@ -121,6 +123,7 @@ class Session:
         self.solved_at = [None] * members
         self._above_since: list[int | None] = [None] * members  # steps of the first of the evaluations above
         self.peak = torch.full((members,), -torch.inf, dtype=torch.float64)
+        self.stopped_early: list[str | None] = [None] * members  # why, of those that keepers have frozen
         self._diverged: set[int] = set()  # members that were told of
         self.train_seconds = 0.0
         self._evaluated = 0  # `elapsed` at the last evaluation
@@ -189,9 +192,18 @@ class Session:
         self._log({"eval/return": returns.numpy(), "eval/peak": self.peak.numpy()})
         if self.recorder is not None and self.recorder.due():
             self._record(self.recorder, returns)
-        self._tell(learner.judge(returns))
+        before = learner.frozen.clone()
+        events = learner.judge(returns)
+        self._tell(events)
+        self._note_stopped(learner.frozen & ~before, events)
         self._note_solved(returns)
         return returns
+
+    def _note_stopped(self, which: Tensor, events: list[Event]) -> None:
+        """Keep why keepers have just frozen some members, bool [M]."""
+        why = dict(events)
+        for m in which.nonzero().flatten().tolist():
+            self.stopped_early[m] = why.get(m, "by a keeper").removeprefix("stopped early: ")
 
     def _note_solved(self, returns: Tensor) -> None:
         if self.threshold is None:
@@ -243,6 +255,8 @@ class Session:
             "peak": self.peak,
             "solved_at": self.solved_at,
             "above_since": self._above_since,
+            "stopped_early": self.stopped_early,
+            "recorder": None if self.recorder is None else self.recorder.evaluations,
             "diverged": sorted(self._diverged),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.state_dict(),
         }
@@ -258,6 +272,9 @@ class Session:
         self._began = time.perf_counter() - state["wall_seconds"]
         self.peak, self.solved_at = state["peak"].double(), list(state["solved_at"])
         self._above_since, self._diverged = list(state["above_since"]), set(state["diverged"])
+        self.stopped_early = list(state.get("stopped_early", self.stopped_early))  # older checkpoints have none
+        if self.recorder is not None:
+            self.recorder.evaluations = state.get("recorder") or 0
         if self.diagnosis is not None and state["diagnosis"] is not None:
             self.diagnosis.load_state_dict(state["diagnosis"])
         self._saved = self.elapsed if newest else None
@@ -289,6 +306,7 @@ class Session:
             "eval_peak": [None if p == -torch.inf else p for p in self.peak.tolist()],
             "solved_at_steps": self.solved_at,
             "status": [self._status(m) for m in range(learner.members)],
+            "stopped_early": self.stopped_early,
             **found,
         }
 
@@ -296,7 +314,7 @@ class Session:
         if bool(self.learner.diverged[member]):
             return "diverged"
         if bool(self.learner.frozen[member]):
-            return "solved"
+            return "solved" if self.stop_when_solved and self.solved_at[member] is not None else "stopped early"
         if not bool(self.learner.running[member]):
             return "finished"
         return "stopped" if self.ended_by is None else "interrupted"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlkit.buffer import longer
-from rlkit.collect import NonFiniteError
+from rlkit.faults import Fault
 
 LARGEST = torch.finfo(torch.float16).max
 HALVED = ("obs", "final_obs", "offset", "action")  # fields that `half` shortens
@@ -52,7 +52,7 @@ class Store:
             Where they are: slots, int64 [M, min(K, C)]; of no meaning for the other members.
 
         Raises:
-            NonFiniteError: a number is too large for `half`.
+            Fault: a number is too large for `half`.
         """
         items = {name: self._shortened(name, x[:, -self.capacity :]) for name, x in items.items()}
         number, time = next(iter(items.values())).shape[1:3]
@@ -87,7 +87,7 @@ class Store:
             return x
         half = x.to(torch.float16)
         for m in torch.nonzero(half.isinf().flatten(1).any(1)).flatten().tolist():
-            raise NonFiniteError(
+            raise Fault(
                 f"the {name} of member {{member}} is beyond {LARGEST:g}, which half precision cannot store; "
                 "the precision of the replay must be full",
                 m,

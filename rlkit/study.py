@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
@@ -25,10 +23,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rlkit import __version__
 from rlkit.build import reward_threshold
-from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
-from rlkit.files import write_text
+from rlkit.files import write_csv, write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import machine, prepare
 from rlkit.search_space import Plan
@@ -36,6 +33,7 @@ from rlkit.session import FINAL_EPISODES, Evaluation, Session
 
 Tell = Callable[[str], None]
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+STORAGE = (sqlite3.Error, SQLAlchemyError, optuna.exceptions.StorageInternalError)  # what a disk's refusal becomes
 LOCK_SECONDS = 60.0  # to wait for another process that writes
 LEAST_FOR_IMPORTANCE = 10  # complete trials
 
@@ -66,11 +64,11 @@ class Score:
         """Score the returns [M] of an evaluation.
 
         Raises:
-            NonFiniteError: no member has had a finite return.
+            Fault: no member has had a finite return.
         """
         self.last = np.where(np.isfinite(returns), returns, self.last)
         if np.isnan(self.last).all():
-            raise NonFiniteError("no member has had a finite return in an evaluation")
+            raise Fault("no member has had a finite return in an evaluation")
         return float(interquartile_mean(np.where(np.isnan(self.last), np.nanmin(self.last), self.last)))
 
 
@@ -158,7 +156,7 @@ class Study:
             with self._locked():
                 self._study = self._open()
                 self._recover()
-        except (OSError, sqlite3.Error, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        except (OSError, *STORAGE) as error:
             raise ConfigError(f"--study is {folder}, which cannot be used: {error.__cause__ or error}") from error
 
     def _open(self) -> optuna.Study:
@@ -241,6 +239,7 @@ class Study:
 
         Raises:
             KeyboardInterrupt: after the trial was entered as failed and queued again.
+            rlkit.files.WriteError, or one of `STORAGE`: the study cannot be written.
         """
         value, state = None, TrialState.FAIL
         try:
@@ -270,13 +269,11 @@ class Study:
 
     def _write(self) -> None:
         """Write trials.csv and best.yaml, each whole or not at all."""
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(["number", "state", "value", "seconds", "steps", "reason", *self.plan.space])
+        table: list[list[Any]] = [["number", "state", "value", "seconds", "steps", "reason", *self.plan.space]]
         for row in map(_row, self._trials(*STATES)):
             parameters = [as_yaml(row.parameters[key]) if key in row.parameters else "" for key in self.plan.space]
-            writer.writerow([row.number, row.state, row.value, row.seconds, row.steps, row.reason, *parameters])
-        write_text(self.folder / "trials.csv", table.getvalue())
+            table.append([row.number, row.state, row.value, row.seconds, row.steps, row.reason, *parameters])
+        write_csv(self.folder / "trials.csv", table)
         best = self.best()
         if best is not None:
             write_text(self.folder / "best.yaml", self._tuned(best))

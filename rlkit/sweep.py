@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
-from rlkit.files import write_text
+from rlkit.files import WriteError, make_folder, write_csv, write_text, writing
 from rlkit.overrides import literal
 from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, unread
 
@@ -56,7 +55,7 @@ class Outcome:
     def save(self, sweep: Path) -> None:
         """Write the outcome into the sweep's folder, whole."""
         records = sweep / RECORDS
-        records.mkdir(exist_ok=True)
+        make_folder(records)
         write_text(records / f"{self.job}.json", json.dumps(asdict(self)))
 
 
@@ -112,6 +111,8 @@ def launch() -> int:
         ended = error
         begun = (folder / RECORDS).exists()
         told = launcher == "basic" or isinstance(error, (KeyboardInterrupt, HydraException, OmegaConfBaseException))
+        if isinstance(error, OSError) and not isinstance(error, (HydraException, BrokenPipeError)) and not begun:
+            raise WriteError(f"{folder} cannot be written: {error.strerror}") from error  # Hydra keeps settings there
         if told and not begun:
             raise
         if not isinstance(error, KeyboardInterrupt):
@@ -119,8 +120,8 @@ def launch() -> int:
         if not begun:
             return EXIT_FAULT
     outcomes = _outcomes(folder)
+    _print_table(outcomes, folder)  # first: it is all there is where the disk is full
     _write_table(outcomes, folder / "sweep.csv")
-    _print_table(outcomes, folder)
     if isinstance(ended, KeyboardInterrupt) or any(outcome.status == "interrupted" for outcome in outcomes):
         return EXIT_INTERRUPTED
     bad = sum(outcome.status != "ok" for outcome in outcomes)
@@ -162,19 +163,18 @@ def job(config: DictConfig) -> None:
 
 def _train(config: DictConfig, folder: Path, overrides: list[str]) -> None:
     """Train in a folder that must be new."""
-    from omegaconf import OmegaConf
-
     from rlkit.job import check_folder, execute, prepare
+    from rlkit.resume import keep_settings
 
-    try:
-        check_folder(folder)
-        (folder / ".hydra").mkdir(parents=True)  # fails for all but one of the jobs that want the folder at once
-    except (ConfigError, FileExistsError):
-        raise ConfigError(
-            f"{folder} holds a run already; hydra.sweep.subdir must be a new folder for each job"
-        ) from None
-    OmegaConf.save(config, folder / ".hydra" / "config.yaml")
-    OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
+    with writing(folder):
+        try:
+            check_folder(folder)
+            (folder / ".hydra").mkdir(parents=True)  # fails for all but one of the jobs that want the folder at once
+        except (ConfigError, FileExistsError):
+            raise ConfigError(
+                f"{folder} holds a run already; hydra.sweep.subdir must be a new folder for each job"
+            ) from None
+    keep_settings(folder, config, overrides)
     execute(prepare(config), folder)
 
 
@@ -199,7 +199,10 @@ def _fault(error: BaseException, folder: Path) -> str:
     trace = getattr(error, "trace", "") if known else "".join(traceback.format_exception(error))
     if not trace:
         return said
-    (folder / "traceback.txt").write_text(trace)
+    try:
+        write_text(folder / "traceback.txt", trace)
+    except WriteError as lost:
+        return f"{said} (where is not known: {lost})"
     return f"{said} (the folder's traceback.txt says where)"
 
 
@@ -238,13 +241,8 @@ def _outcomes(folder: Path) -> list[Outcome]:
 
 def _write_table(outcomes: list[Outcome], path: Path) -> None:
     """Write a row for each job."""
-    from io import StringIO
-
-    text = StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(field.name for field in fields(Outcome))
-    rows.writerows((asdict(outcome) | {"overrides": outcome.command}).values() for outcome in outcomes)
-    write_text(path, text.getvalue())
+    heading = [field.name for field in fields(Outcome)]
+    write_csv(path, [heading, *((asdict(outcome) | {"overrides": outcome.command}).values() for outcome in outcomes)])
 
 
 def _print_table(outcomes: list[Outcome], folder: Path) -> None:

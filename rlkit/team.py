@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +26,9 @@ from torch import Tensor
 
 from rlkit.build import build_evaluator, build_learner
 from rlkit.conf.schema import Config
-from rlkit.envs import EnvironmentFailure
 from rlkit.faults import Fault
 from rlkit.keepers.keeper import Event, copied
+from rlkit.orphan import end_with_parent
 from rlkit.policy import Policy
 
 MEMBERS_EACH = 4  # a process of its own pays from so many members on
@@ -102,6 +103,7 @@ class Team:
         self.parts = parts(self.members, number)
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
+        self._at_work = False  # between a question and the last answer
         # a fork needs no guard in the user's script and starts at once, but is not safe where Apple's libraries are
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         for part in self.parts:
@@ -182,11 +184,12 @@ class Team:
         self.metrics = dict(state["metrics"])
 
     def close(self) -> None:
-        """End the processes; one that does not end by itself is killed."""
+        """End the processes; one that is at work, after a second Ctrl-C, or does not end by itself is killed."""
         for pipe in self._pipes:
             pipe.close()
+        deadline = time.monotonic() + (0.0 if self._at_work else PATIENCE)
         for process in self._processes:
-            process.join(PATIENCE)
+            process.join(max(deadline - time.monotonic(), 0.0))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -206,6 +209,7 @@ class Team:
         """What all processes answer; an error of one is raised once all have answered."""
         answers: list[Any] = []
         errors: list[Exception] = []
+        self._at_work = True
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             try:
                 answers.append(_answer(pipe))
@@ -213,6 +217,7 @@ class Team:
                 errors.append(_lost(process))
             except Exception as error:
                 errors.append(error)
+        self._at_work = False
         if errors:
             raise errors[0]
         return answers
@@ -331,6 +336,7 @@ def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Conne
     try:
         worker = Worker(config)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # likewise; not sooner, since it ends processes of environments
+        end_with_parent()  # a thread of this process, hence after its forks
         answer: Any = (worker.learner.obs_size, worker.learner.rollout_steps, worker.learner.judged)
         while True:
             pipe.send((None, answer))
@@ -340,8 +346,8 @@ def work(pipe: Connection, config: Config, first: int, inherited: Sequence[Conne
         pass  # the team is gone, and there is nobody to tell
     except Exception as error:
         error.add_note(f"in a process of the team:\n{traceback.format_exc()}")
-        if isinstance(error, EnvironmentFailure) and error.member is not None:
-            error = type(error)(error.text, first + error.member, error.trace)
+        if isinstance(error, Fault) and error.member is not None:
+            error = error.of_member(first + error.member)
         pipe.send((portable(error), None))
     finally:
         if worker is not None:

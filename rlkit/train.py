@@ -148,7 +148,7 @@ def main() -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from rlkit.conf.schema import ConfigError
-    from rlkit.faults import check_arguments, sentence
+    from rlkit.faults import Fault, check_arguments, sentence
     from rlkit.overrides import for_hydra
 
     arguments = for_hydra(arguments)
@@ -166,6 +166,8 @@ def main() -> int:
         return complain(str(error), EXIT_CONFIG)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(sentence(error), EXIT_CONFIG)
+    except Fault as fault:  # of a sweep, whose jobs' own are told of and recorded
+        return fail(fault)
 
 
 def _run_hydra(arguments: list[str]) -> int:

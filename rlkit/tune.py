@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.console import clock, number, on_terminal, rich_console
-from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, quiet_pipe
+from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail, quiet_pipe
 
 if TYPE_CHECKING:
     from rlkit.study import Row, Study
@@ -207,8 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import optuna
 
     from rlkit.conf.schema import ConfigError
+    from rlkit.faults import Fault
     from rlkit.search_space import make_plan
-    from rlkit.study import Study
+    from rlkit.study import STORAGE, Study
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     for override in options.overrides:
@@ -221,6 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return search(Study(folder, plan, options.sampler_seed), options.trials, options.timeout, Show())
     except ConfigError as error:
         return complain(str(error), EXIT_CONFIG)
+    except Fault as fault:  # of the disk: those of trials are in trials.csv
+        return fail(fault)
+    except STORAGE as error:
+        return complain(f"{folder / 'study.db'} cannot be written: {error.__cause__ or error}", EXIT_FAULT)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

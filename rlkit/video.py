@@ -22,7 +22,7 @@ from torch import Tensor
 from rlkit.conf.schema import Config
 from rlkit.evaluate import Evaluator
 from rlkit.faults import Fault
-from rlkit.files import replacing
+from rlkit.files import make_folder, replacing
 from rlkit.policy import Policy
 
 HINT = "pip install 'rlkit[video]'"
@@ -156,7 +156,7 @@ class Stage:
             VideoError: drawing or writing fails.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             with replacing(path) as temporary, writing(temporary, path.suffix.lower(), self.fps) as take:
                 self.evaluator.watch = lambda: take(self.frame(self.evaluator))
                 return float(self.play(policy, stochastic, seed)[0])

@@ -106,7 +106,7 @@ def test_early_stop_freezes_the_member_that_gained_nothing_and_restores_its_best
     judged(learner, [10.0, 10.0])
     best = weights(learner).clone()
     events = judged(learner, [10.0, 20.0], [9.0, 30.0])
-    assert events == [[], [(0, "stops: none of its last 2 evaluations was above 10.0")]]
+    assert events == [[], [(0, "stopped early: none of its last 2 evaluations was above 10.0")]]
     assert learner.frozen.tolist() == [True, False]
     assert torch.equal(weights(learner)[0], best[0])
     judged(learner, [9.0, 40.0])
@@ -119,9 +119,15 @@ def test_early_stop_can_leave_the_last_weights_and_ask_for_a_gain():
     learner = small_learner("grpo", *overrides, "stabilizer.early_stop.restore=false")
     judged(learner, [10.0])
     first = weights(learner).clone()
-    judged(learner, [14.0], [15.0])  # neither is more than 5 above 10
+    events = judged(learner, [14.0], [15.0])
+    assert events == [[], [(0, "stopped early: none of its last 2 evaluations was more than 5 above 10.0")]]
     assert learner.frozen.tolist() == [True]
     assert not torch.equal(weights(learner), first)
+
+
+def test_early_stop_after_one_evaluation_says_so():
+    learner = small_learner("grpo", "stabilizer=[early_stop]", "stabilizer.early_stop.patience=1")
+    assert judged(learner, [10.0], [9.0]) == [[], [(0, "stopped early: its last evaluation was not above 10.0")]]
 
 
 @pytest.mark.parametrize("name", ["rollback", "early_stop"])

@@ -519,10 +519,20 @@ def test_the_final_table_is_plain_text_of_80_columns(
     for result in results:
         assert f"{result.eval_return:.1f}" in output
     if members == 4:
-        assert "     1      401.0  finished         100,352       50,001" in output
+        assert "     1      401.0  finished           100,352       50,001" in output
         assert "IQM 401.0   min 400.0   max 402.0   solved 1 of 4, at 50,001 steps (IQM)" in output
     if members == 64:
         assert "63 finished, 1 diverged !; 4,096 to 100,352 steps each" in output
+
+
+def test_the_final_table_says_why_a_member_stopped_early(capsys: pytest.CaptureFixture[str]) -> None:
+    results = [Result(9.0, "stopped early", 70, None, "none of its last 10 evaluations was above 9.5")] * 2
+    final_table(results, title="t", folder="runs/x", show="plain")
+    output = capsys.readouterr().out
+    assert "     0        9.0  stopped early           70            -\n" in output
+    assert "\nmember 1 stopped early: none of its last 10 evaluations was above 9.5\n" in output
+    final_table(results * 20, title="t", folder="runs/x", show="plain")
+    assert "40 stopped early =; 70 steps each" in capsys.readouterr().out
 
 
 def test_the_final_table_on_a_terminal_is_the_same_text_in_colour(capsys: pytest.CaptureFixture[str]) -> None:

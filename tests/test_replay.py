@@ -16,7 +16,8 @@ import rlkit
 from rlkit.advantage import gae, n_step
 from rlkit.buffer import Batch, Rollout
 from rlkit.build import ConfigError, build_learner
-from rlkit.collect import NonFiniteError
+from rlkit.envs import EnvironmentFailure
+from rlkit.faults import Fault
 from rlkit.group_relative import outcome
 from rlkit.keepers.keeper import Keeper, copied, put
 from rlkit.off_policy import present, v_trace
@@ -271,8 +272,9 @@ def test_half_precision_leaves_continuous_actions_alone():
 def test_half_precision_refuses_what_it_cannot_hold():
     store = Store(2, 2, half=True)
     large = torch.tensor([1.0, 7e4])[:, None, None, None, None]
-    with pytest.raises(NonFiniteError, match="the obs of member 1 is beyond 65504, .* must be full"):
+    with pytest.raises(Fault, match="the obs of member 1 is beyond 65504, .* must be full") as caught:
         store.add({"obs": large}, torch.tensor([True, True]))
+    assert not isinstance(caught.value, EnvironmentFailure)  # the environment did nothing wrong
 
 
 # --- the draw ---------------------------------------------------------------------------------------------------

@@ -566,6 +566,26 @@ def test_a_picture_has_a_row_for_each_environment(tmp_path):
     assert np.ptp(one[..., :3]) > 0.5  # something is drawn
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize("name", ["report.md", "report.csv", "report.html", "row.png"])
+def test_a_full_disk_is_one_sentence_and_the_report_of_before_stays(name, runs, capsys):
+    out = runs.parent / "full"
+    assert report.main([str(runs), "--out", str(out), "--picture", str(out / "row.png")]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / f"{name}.tmp").symlink_to("/dev/full")
+    capsys.readouterr()
+    assert report.main([str(runs), "--out", str(out), "--picture", str(out / "row.png")]) == 1
+    assert capsys.readouterr().err == f"rlkit: {out / name} cannot be written: No space left on device\n"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_folder_for_the_report_that_cannot_be_made_is_one_sentence(runs, capsys):
+    (runs.parent / "file").touch()
+    assert report.main([str(runs), "--out", str(runs.parent / "file" / "out")]) == 1
+    said = f"rlkit: {runs.parent / 'file' / 'out'} cannot be written: Not a directory\n"
+    assert capsys.readouterr().err == said
+
+
 def test_the_heat_map_is_epochs_by_iterations(tmp_path):
     folder = write_run(tmp_path / "a")
     lines = (folder / "metrics.csv").read_text().splitlines()

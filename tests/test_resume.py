@@ -25,10 +25,11 @@ from omegaconf import DictConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rlkit
-from rlkit import files
+from rlkit import diagnose, files, report
 from rlkit.build import ConfigError, build_learner, to_config
 from rlkit.envs import NATIVE
 from rlkit.keepers import checkpoint
+from rlkit.keepers.keeper import copied
 from rlkit.loop import Learner
 from rlkit.resume import keep_settings, resume
 from rlkit.session import Session
@@ -281,6 +282,21 @@ def test_new_environments_of_a_resumed_run_do_not_repeat_its_first_start_states(
     again = other.collect(other.running).obs[0].numpy().reshape(4, 4)
     assert not np.isclose(again, first).all(1).any()
     assert np.abs(again).max() <= 0.05  # start states, though
+
+
+@pytest.mark.parametrize("backend", ["native", "sync"])
+def test_the_return_that_scales_rewards_goes_on_only_where_episodes_do(backend):
+    learner, resumed = (small_learner("ppo", f"env.backend={backend}", "env.normalize_reward=true") for _ in range(2))
+    learner.iterate()
+    before = learner.chain.links["reward_scale"].running.clone()
+    assert before.abs().min() > 0  # all episodes are under way
+    state = copied(learner.state_dict())
+    learner.load_state_dict(state)  # as keepers make it, in the same environments
+    assert torch.equal(learner.chain.links["reward_scale"].running, before)
+    resumed.load_state_dict(state)
+    running = resumed.chain.links["reward_scale"].running
+    assert running is None if backend == "sync" else torch.equal(running, before)
+    resumed.iterate()
 
 
 # --- a longer run, other settings ----------------------------------------------------------------------------------
@@ -613,6 +629,61 @@ def test_a_run_that_is_going_on_is_not_resumed_but_one_that_was_killed_is(tmp_pa
     made = int(saved(folder)["learner"]["collector"]["env_steps"].max())
     run = resume(folder, [f"stop_at={made + 64}"], "off")
     assert run.summary["status"] == ["stopped"] * 2
+
+
+# --- a log that has lost something ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "lost"),
+    [(None, "from the beginning"), (0, "from the beginning"), (20, "from the beginning"), (192, "after 192 steps")],
+)
+def test_a_log_that_was_deleted_or_cut_short_is_one_line_and_the_report_works(size, lost, tmp_path, capsys):
+    folder = begin(tmp_path / "run", *TINY, "eval.every=128", "stop_at=320").folder
+    path = folder / "metrics.csv"
+    if size is None:
+        path.unlink()
+    elif size < 30:  # within the header
+        os.truncate(path, size)
+    else:  # after the entry of so many steps
+        heading, *lines = path.read_text().splitlines(keepends=True)
+        path.write_text(heading + "".join(line for line in lines if int(line.partition(",")[0]) <= size))
+    capsys.readouterr()
+    resume(folder, show="plain")
+    said = f"metrics.csv was deleted or cut short: entries {lost} up to 320 are missing in it"
+    assert capsys.readouterr().out.count(said + "\n") == 1
+    steps = [int(step) for step, *_ in rows(folder)[1:]]
+    assert steps == sorted(steps) and steps[-1] == 640 and 320 not in steps
+    assert report.main([str(folder)]) == 0
+    assert diagnose.main([str(folder)]) == 0
+
+
+def test_event_files_that_were_deleted_are_one_line(tmp_path, capsys):
+    folder = begin(tmp_path / "run", *TINY, "stop_at=320").folder
+    for path in folder.glob("events.out.tfevents.*"):
+        path.unlink()
+    resume(folder, show="plain")
+    said = "an event file was deleted or cut short: TensorBoard lacks entries of before 320 steps"
+    out = capsys.readouterr().out
+    assert out.count(said + "\n") == 1 and "metrics.csv was" not in out
+
+
+def test_a_log_that_lost_nothing_is_not_told_of(tmp_path, capsys):
+    folder = begin(tmp_path / "run", *TINY, "stop_at=320").folder
+    resume(folder, show="plain")
+    assert "deleted" not in capsys.readouterr().out
+
+
+def test_evaluations_are_counted_on_for_videos(tmp_path):
+    """Every second evaluation is the same one in a split run as in a whole one."""
+    pytest.importorskip("moviepy")
+    pytest.importorskip("pygame")
+    settings = (*TINY, "total_steps=192", "eval.every=32", "eval.episodes=1", "eval.video=2")
+    whole = begin(tmp_path / "whole", *settings).folder
+    split = begin(tmp_path / "split", *settings, "stop_at=96").folder
+    resume(split, show="off")
+    names = [sorted(path.name for path in (folder / "videos").iterdir()) for folder in (whole, split)]
+    assert names[0] == names[1] == ["step_128.mp4", "step_192.mp4", "step_64.mp4"]
 
 
 # --- faults --------------------------------------------------------------------------------------------------------

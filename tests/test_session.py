@@ -176,6 +176,21 @@ def test_the_run_ends_when_all_are_solved(tmp_path):
     assert summary["env_steps"] == [64]
 
 
+def test_a_member_that_stopped_early_is_not_called_solved_and_the_summary_says_why(tmp_path):
+    early = ("stabilizer=[early_stop]", "stabilizer.early_stop.patience=2")
+    script = Script([9.0, 9.0, 475.0], [9.0, 10.0, 475.0], [8.0, 11.0, 476.0], [8.0, 12.0, 477.0])
+    learner = ppo("members=3", *early, iterations=3)
+    kept = session(learner, script, tmp_path, eval_every=32, stop_when_solved=True)
+    summary = kept.run()
+    assert summary["status"] == ["stopped early", "finished", "solved"]
+    assert summary["stopped_early"] == ["none of its last 2 evaluations was above 9.0", None, None]
+    assert "member 0 stopped early: none of its last 2 evaluations was above 9.0" in kept.logger.messages
+    resumed = session(ppo("members=3", *early, iterations=3), script, tmp_path)
+    saved = checkpoint.load(tmp_path / "checkpoint.pt")
+    resumed.load_state_dict(saved["session"])
+    assert resumed.stopped_early == kept.stopped_early
+
+
 # --- diverged, interrupted -----------------------------------------------------------------------------------------
 
 
@@ -227,7 +242,9 @@ def test_the_first_ctrl_c_ends_the_run_with_checkpoint_and_summary(tmp_path):
 def test_only_members_that_would_have_gone_on_are_interrupted(tmp_path):
     learner = ppo("members=2", iterations=100)
     learner.frozen[0] = True
-    assert session(learner, CtrlC(0), tmp_path, eval_every=32).run()["status"] == ["solved", "interrupted"]
+    kept = session(learner, CtrlC(0), tmp_path, eval_every=32, stop_when_solved=True)
+    kept.solved_at[0] = 0
+    assert kept.run()["status"] == ["solved", "interrupted"]
 
 
 def test_ctrl_c_during_the_final_evaluation_loses_nothing(tmp_path):

@@ -168,6 +168,34 @@ def test_a_job_that_leaves_the_environment_s_id_open_fails_as_others_do(here):
     assert "Interpolation" not in out + err and "Mandatory" not in out + err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_on_a_full_disk_a_sweep_says_so_in_a_sentence_after_its_table(here):
+    folder = here / "sweep"
+    (folder / "1").mkdir(parents=True)
+    for path in (folder / "sweep.csv.tmp", folder / "1" / "traceback.txt.tmp"):
+        path.symlink_to("/dev/full")
+    status, out, err = call(
+        "-m",
+        *PPO,
+        *CORRIDOR,
+        "+env.kwargs.length=5,0",
+        f"hydra.sweep.dir={folder}",
+        "hydra.sweep.subdir=${hydra.job.num}",
+    )
+    assert status == 1
+    assert "1 of 2 jobs ok" in out and "Traceback" not in out + err
+    full = "cannot be written: No space left on device"
+    assert f"(where is not known: {folder / '1' / 'traceback.txt'} {full})" in err
+    assert err.splitlines()[-1] == f"rlkit: {folder / 'sweep.csv'} {full}"
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_folder_for_a_sweep_that_cannot_be_made_is_one_sentence(here):
+    (here / "file").touch()
+    status, _, err = call("-m", *PPO, "seed=0,1", f"hydra.sweep.dir={here / 'file' / 'sweep'}")
+    assert (status, err) == (1, f"rlkit: {here / 'file' / 'sweep'} cannot be written: Not a directory\n")
+
+
 def test_a_rerun_overwrites_nothing(here):
     first = ["-m", *PPO, "seed=0,1"]
     assert [call(*first)[0], call(*first)[0]] == [0, 0]

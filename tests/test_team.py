@@ -24,6 +24,7 @@ from rlkit.build import build_learner, to_config
 from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import Config, ConfigError
 from rlkit.evaluate import Evaluator
+from rlkit.faults import Fault
 from rlkit.loop import Learner
 from rlkit.session import FINAL_EPISODES
 from rlkit.team import Team, cores, num_processes, parts
@@ -158,6 +159,19 @@ def test_a_process_that_fails_is_an_error_here_and_ends_the_others(team_of, how,
         team.iterate()
     team.close()
     assert not any(process.is_alive() for process in team._processes)
+
+
+def test_a_fault_of_a_member_has_its_number_in_the_run(team_of, monkeypatch):
+    """Whatever raised it: a process knows its members by the numbers that they have there."""
+
+    def overflow(learner: Learner, detail: bool = True) -> None:
+        raise Fault("the obs of member {member} is beyond 65504", 0)
+
+    monkeypatch.setattr(Learner, "iterate", overflow)
+    team = team_of(2, "members=2")
+    team.freeze(0)  # the other is the first of its process
+    with pytest.raises(Fault, match="^the obs of member 1 is beyond 65504$"):
+        team.iterate()
 
 
 def test_what_cannot_be_built_is_said_as_without_a_team():

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from sqlalchemy import Engine, event
 
 import rlkit.tune
 from rlkit.build import to_config
-from rlkit.collect import NonFiniteError
 from rlkit.conf import schema
 from rlkit.conf.schema import ConfigError
+from rlkit.envs import EnvironmentFailure
 from rlkit.evaluate import Evaluator
+from rlkit.faults import Fault
 from rlkit.interquartile import interquartile_mean
 from rlkit.loop import Learner
 from rlkit.search_space import Plan, distribution, make_plan
@@ -216,8 +218,9 @@ def test_a_member_without_a_finite_return_counts_with_its_last_or_with_the_lowes
     score, nan, inf = Score(4), float("nan"), float("inf")
     assert score(np.array([nan, 10.0, 4.0, 6.0])) == 5.0  # 4, 4, 6, 10: one is cut at each end
     assert score(np.array([8.0, inf, 2.0, nan])) == 7.0  # 2, 6, 8, 10
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(Fault, match="^no member has had a finite return in an evaluation$") as caught:
         Score(2)(np.array([nan, inf]))
+    assert not isinstance(caught.value, EnvironmentFailure)  # the environment did nothing wrong
 
 
 def test_importance_is_given_to_the_parameter_that_decides(tmp_path, space):
@@ -318,6 +321,30 @@ def test_a_file_that_is_no_study_is_one_sentence(tmp_path, space, capsys):
     (tmp_path / "study.db").write_bytes(b"no database" * 100)
     assert tune(tmp_path, space) == 2
     assert capsys.readouterr().err == f"rlkit: --study is {tmp_path}, which cannot be used: file is not a database\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path, space, capsys):
+    folder = tmp_path / "study"
+    assert tune(folder, space, "--trials", "1") == 0
+    before = (folder / "trials.csv").read_bytes()
+    (folder / "trials.csv.tmp").symlink_to("/dev/full")
+    assert tune(folder, space, "--trials", "2") == 1
+    assert capsys.readouterr().err == f"rlkit: {folder / 'trials.csv'} cannot be written: No space left on device\n"
+    assert (folder / "trials.csv").read_bytes() == before
+
+    def no_page_more(connection, _):
+        connection.execute("PRAGMA max_page_count = 1")  # which means as many as there are
+
+    event.listen(Engine, "connect", no_page_more)
+    try:
+        assert tune(folder, space, "--trials", "200") == 1
+    finally:
+        event.remove(Engine, "connect", no_page_more)
+    said = f"rlkit: {folder / 'study.db'} cannot be written: (sqlite3.OperationalError) database or disk is full"
+    assert capsys.readouterr().err.startswith(said)
+    done = len(rows(folder))
+    assert tune(folder, space, "--trials", str(done + 1)) == 0
 
 
 def test_without_optuna_the_command_says_how_to_get_it(monkeypatch, capsys):

@@ -38,11 +38,13 @@ class EarlyStop(Keeper):
         state["frozen"] |= stopped
         moved = stopped & self.restore
         put(state["policy"], self.best.state, moved)
-        events = [
-            (m, f"stops: none of its last {self.patience} evaluations was above {float(self.best.returns[m]):.1f}")
-            for m in stopped.nonzero().flatten().tolist()
-        ]
-        return moved, events
+        return moved, [(m, self._why(float(self.best.returns[m]))) for m in stopped.nonzero().flatten().tolist()]
+
+    def _why(self, best: float) -> str:
+        above = f"more than {self.min_gain:g} above {best:.1f}" if self.min_gain else f"above {best:.1f}"
+        if self.patience == 1:
+            return f"stopped early: its last evaluation was not {above}"
+        return f"stopped early: none of its last {self.patience} evaluations was {above}"
 
     def state_dict(self) -> dict[str, Any]:
         return {"waited": self.waited, "best": self.best.state_dict()}

@@ -101,7 +101,8 @@ class Console:
     def numbers(self) -> list[str]:
         """The parts of the progress line between the bar and the time left."""
         speed = self.speed()
-        parts = [] if math.isnan(speed) else [f"{speed:,.0f} steps/s"]
+        together = f" (all {self.members})" if self.members > 1 else ""  # all other steps count for one member
+        parts = [] if math.isnan(speed) else [f"{speed:,.0f} steps/s{together}"]
         for label, form in (("return", number), ("KL", "{:.4f}".format), ("entropy", "{:.3f}".format)):
             if label in self._latest:
                 value = float(interquartile_mean(self._latest[label]))

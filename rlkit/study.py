@@ -272,7 +272,8 @@ class Study:
         table: list[list[Any]] = [["number", "state", "value", "seconds", "steps", "reason", *self.plan.space]]
         for row in map(_row, self._trials(*STATES)):
             parameters = [as_yaml(row.parameters[key]) if key in row.parameters else "" for key in self.plan.space]
-            table.append([row.number, row.state, row.value, row.seconds, row.steps, row.reason, *parameters])
+            steps = "" if row.steps is None else round(row.steps / self.plan.config.members)  # of one, as total_steps
+            table.append([row.number, row.state, row.value, row.seconds, steps, row.reason, *parameters])
         write_csv(self.folder / "trials.csv", table)
         best = self.best()
         if best is not None:

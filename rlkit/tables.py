@@ -16,7 +16,7 @@ FEW = 8  # a matrix of more algorithms has no room for intervals
 NONE = "–"  # where there is nothing to tell
 PROVENANCE = {"version": "rlkit", "commit": "commit", "machine": "machine"}  # keys of summary.json, where it has them
 DEFINITIONS = {
-    "Steps": "environment steps executed for training by the seed that made most; every step is charged",
+    "Steps": "environment steps of one seed executed for training, of that which made most; every step is charged",
     "Final return": "mean of 100 episodes of the deterministic policy after training, from fixed start states; the "
     "interquartile mean (IQM) over seeds, with its 95 % interval by stratified bootstrap",
     "Area": "area under the curve of evaluations over its span of steps, hence a mean return; IQM over seeds",
@@ -98,7 +98,7 @@ def settings_table(groups: Sequence[Group]) -> Table:
 def runs_table(groups: Sequence[Group]) -> Table:
     """Where each run lies, how long it took, and what is known of the program and the machine."""
     known = [key for key in PROVENANCE if any(key in record.summary for record in records(groups))]
-    table = [["Run", "Seeds", "Training", "Steps/s", *(PROVENANCE[key] for key in known)]]
+    table = [["Run", "Seeds", "Training", "Steps/s, all seeds", *(PROVENANCE[key] for key in known)]]
     for record in records(groups):
         seeds, seconds = record.seeds, record.summary.get("train_seconds", math.nan)
         span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"

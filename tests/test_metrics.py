@@ -244,7 +244,12 @@ def test_the_health_page_shows_all_that_a_run_logs_but_lengths_losses_and_some_e
     assert {tag.split("/")[0] for tag in beside} == {"episode", "loss", "run"}
     shown = charts(learner.metrics)
     missing = {"grpo": {"value: error", "value: explained variance"}, "ppo": {"groups: share degenerate"}}[algo]
-    others = {"return: evaluations", "speed", "stabilisers: replay", "stabilisers: coefficients"}  # not the learner's
+    others = {
+        "return: evaluations",
+        "speed: of all members together",
+        "stabilisers: replay",
+        "stabilisers: coefficients",
+    }  # not the learner's
     assert set(HEALTH) - set(shown) - others == missing
 
 
@@ -402,7 +407,7 @@ def test_the_plain_console_prints_a_line_at_the_first_entry_and_at_the_end(
     logger.log(np.full(4, 500), scalars)
     line = capsys.readouterr().out
     assert line == (
-        "CartPole grpo  500/1,000 steps (50%)  2,000 steps/s  return 20.0 (IQM of 4)  KL 0.0123"
+        "CartPole grpo  500/1,000 steps (50%)  2,000 steps/s (all 4)  return 20.0 (IQM of 4)  KL 0.0123"
         "  entropy 0.500  0:01 left\n"
     )
     logger.log(np.full(4, 600), scalars)

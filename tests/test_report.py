@@ -366,7 +366,7 @@ def test_runs_that_cannot_count_are_skipped_with_a_line(runs):
     assert len(groups) == 2
     causes = [
         "has not finished",
-        "was interrupted at 4,030 steps",
+        "was interrupted at 4,015 steps",
         "is damaged",
         "has no algo",
         "settings are not known",

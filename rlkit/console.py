@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.decimals import number
 from rlkit.interquartile import interquartile_mean
 
 if TYPE_CHECKING:
@@ -244,11 +245,6 @@ def rich_console() -> Any:
     from rich.console import Console as RichOutput
 
     return RichOutput(force_terminal=True)
-
-
-def number(value: float) -> str:
-    """A return or a loss as short text: 12,345 or 231.5 or 0.012."""
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
 def clock(seconds: float) -> str:

@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rlkit import __version__
 from rlkit.build import reward_threshold
 from rlkit.conf.schema import ConfigError
+from rlkit.decimals import number
 from rlkit.faults import Fault
 from rlkit.files import write_csv, write_text
 from rlkit.interquartile import interquartile_mean
@@ -282,12 +283,13 @@ class Study:
     def _tuned(self, best: Row) -> str:
         """The settings of a trial in the form of a file of conf/tuned/."""
         pruned = len(self._trials(TrialState.PRUNED))
+        reached = number(math.nan if best.value is None else best.value)
         settings = OmegaConf.create()
         for key, value in self.plan.settings(best.parameters).items():
             OmegaConf.update(settings, key, value)
         return (
             "# @package _global_\n"
-            f"# Trial {best.number}, the best of {self.done()} ({pruned} pruned): IQM {best.value:.1f} on "
+            f"# Trial {best.number}, the best of {self.done()} ({pruned} pruned): IQM {reached} on "
             f"{self.plan.seeds} ({self.plan.metric}).\n"
             f"# rlkit {__version__}, {machine()}\n"
         ) + OmegaConf.to_yaml(settings)

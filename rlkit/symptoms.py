@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlkit.console import number
+from rlkit.decimals import number
 from rlkit.series import EVALUATION, FALL, RETURN, WINDOW, Series, mean, share
 
 # "Tuned" are the ten runs of twenty members in experiments/classic_control; a level holds for the mean of a window.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from rlkit.comparison import Estimate, Row, improvement_across, rows
-from rlkit.console import number
+from rlkit.decimals import decimals, number
 from rlkit.recorded import NEUTRAL, Group, Record, shown
 
 Table = list[list[str]]  # the first row is the heading
@@ -38,6 +39,8 @@ def results_table(results: Sequence[Row]) -> Table:
     reach = f"Steps to{goal}" if goal else "Steps to threshold"
     heading = ["", "Algorithm", "Seeds", "Steps", "Final return", "Area", reach, "Solved", "At the end"]
     table = [[*heading, "Worst drop", "Fallen", "Volatility"]]
+    returns = [x for row in results for part in (row.final_return, row.area) for x in (part.value, part.low, part.high)]
+    form = partial(plain, digits=decimals(returns))  # of all returns, and differences of returns, of the environment
     for k, row in enumerate(results, 1):
         steps = {True: "never", False: f"{row.steps_to_threshold:,.0f}"}[math.isinf(row.steps_to_threshold)]
         cells = [
@@ -45,15 +48,15 @@ def results_table(results: Sequence[Row]) -> Table:
             row.label,
             str(row.seeds),
             f"{row.env_steps:,}",
-            interval(row.final_return),
-            interval(row.area),
+            interval(row.final_return, form),
+            interval(row.area, form),
         ]
         cells += [NONE if math.isnan(row.steps_to_threshold) else steps]
         cells += [NONE if math.isnan(share) else of(share, row.seeds) for share in (row.solved, row.above)]
-        drop = f"{plain(row.worst_drop)} (max {plain(row.worst_drop_max)})"
+        drop = f"{form(row.worst_drop)} (max {form(row.worst_drop_max)})"
         cells += [NONE if math.isnan(row.worst_drop) else drop]
         cells += [NONE if math.isnan(row.fallen) else of(row.fallen, row.seeds)]
-        table.append([*cells, plain(row.volatility)])
+        table.append([*cells, form(row.volatility)])
     return table
 
 
@@ -108,9 +111,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
     return table
 
 
-def plain(value: float) -> str:
+def plain(value: float, digits: int | None = None) -> str:
     """A number as short text, or a dash for nan."""
-    return NONE if math.isnan(value) else "0" if value == 0 else number(value)
+    return NONE if math.isnan(value) else "0" if value == 0 else number(value, digits)
 
 
 def interval(estimate: Estimate, form: Any = plain) -> str:

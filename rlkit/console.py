@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.decimals import number
 from rlkit.interquartile import interquartile_mean
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class Console:
     def numbers(self) -> list[str]:
         """The parts of the progress line between the bar and the time left."""
         speed = self.speed()
-        parts = [] if math.isnan(speed) else [f"{speed:,.0f} steps/s"]
+        together = f" (all {self.members})" if self.members > 1 else ""  # all other steps count for one member
+        parts = [] if math.isnan(speed) else [f"{speed:,.0f} steps/s{together}"]
         for label, form in (("return", number), ("KL", "{:.4f}".format), ("entropy", "{:.3f}".format)):
             if label in self._latest:
                 value = float(interquartile_mean(self._latest[label]))
@@ -247,11 +249,6 @@ def rich_console(terminal: bool = True) -> Any:
             raise  # the entry point says how a command ends; rich would end it here with status 1
 
     return Output(force_terminal=True) if terminal else Output(color_system=None)
-
-
-def number(value: float) -> str:
-    """A return or a loss as short text: 12,345 or 231.5 or 0.012."""
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
 def clock(seconds: float) -> str:

@@ -39,7 +39,7 @@ HEALTH: dict[str, tuple[str, ...]] = {
     "stabilisers: coefficients": (r"^(?!schedule/|loss/).+/\w*coef$",),  # what links report
     "stabilisers: replay": (r"^replay/(ess|share)$",),
     "steps of an update, those not finite": (r"^update/(steps|nonfinite)$",),
-    "speed": (r"^speed/steps_per_second$",),
+    "speed: of all members together": (r"^speed/steps_per_second$",),
 }
 
 _serial = itertools.count()  # keeps the names of event files apart

@@ -22,7 +22,7 @@ from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
 from rlkit.schedules import Schedule
 from rlkit.streams import Purpose, Streams
-from rlkit.update import Rows, UpdateRecord, last_kl, statistics, update
+from rlkit.update import UpdateRecord, UpdateRows, last_kl, statistics, update
 
 RECENT = 100  # episodes in the moving average of the return
 
@@ -226,7 +226,7 @@ class Learner:
             metrics |= scalars
             metrics |= {f"schedule/{name}": schedule.value for name, schedule in self.schedules.items()}
         elif record.minibatches and any(schedule.reads == "entropy/mean" for schedule in self.schedules.values()):
-            metrics["entropy/mean"] = Rows.of(record).entropy()
+            metrics["entropy/mean"] = UpdateRows.of(record).entropy()
         kl = last_kl(record)
         if kl is not None:
             metrics["kl/old"] = kl

@@ -150,7 +150,7 @@ def _read(folder: Path) -> tuple[str, Record | None]:
     if missing:
         return f"its summary.json has no {missing[0]}", None
     for unfinished in {"interrupted", "stopped"} & set(summary["status"]):
-        return f"it was {unfinished} at {max(summary['env_steps']):,} steps", None
+        return f"it was {unfinished} at {sum(summary['env_steps']) / len(summary['env_steps']):,.0f} steps", None
     try:
         settings, overrides = settings_of(folder), read_overrides(folder)
     except (FileNotFoundError, ConfigError) as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
 
 from rlkit.console import on_terminal, rich_console
+from rlkit.decimals import decimals, number
 from rlkit.interquartile import interquartile_mean
 
 WIDTH = 80  # columns
@@ -75,12 +77,13 @@ def evaluation_table(
     """
     heading = f"{'member':>6}  {'mean':>9}  {'std':>8}  {'min':>9}  {'max':>9}  {'length':>9}"
     lines = [("", ""), (title, "bold"), ("", ""), (heading, "bold"), ("-" * len(heading), "dim")]
+    form = partial(number, digits=decimals(returns.flat))
     for m, own, length in zip(members, returns, lengths.mean(1), strict=True):
-        numbers = f"{own.mean():>9,.1f}  {own.std():>8,.1f}  {own.min():>9,.1f}  {own.max():>9,.1f}"
+        numbers = f"{form(own.mean()):>9}  {form(own.std()):>8}  {form(own.min()):>9}  {form(own.max()):>9}"
         lines.append((f"{m:>6}  {numbers}  {length:>9,.1f}", ""))
     if len(members) > 1:
         middle, means = float(interquartile_mean(returns.mean(1))), returns.mean(1)
-        text = f"IQM {middle:,.1f}   min {means.min():,.1f}   max {means.max():,.1f}   of the members' means"
+        text = f"IQM {form(middle)}   min {form(means.min())}   max {form(means.max())}   of the members' means"
         lines += [("", ""), (text, "bold")]
     _print(lines, show)
 
@@ -95,13 +98,19 @@ def _print(lines: Sequence[tuple[str, str]], show: str) -> None:
         print("\n".join(line for line, _ in lines), flush=True)
 
 
+def _form(results: Sequence[Result]) -> Callable[[float], str]:
+    """What writes the members' returns, all with equally many decimals."""
+    return partial(number, digits=decimals(result.eval_return for result in results))
+
+
 def _rows(results: Sequence[Result]) -> list[tuple[str, str]]:
     """A line for each member, and its style."""
     heading = f"{'member':>6}  {'return':>9}  {'status':<13}  {'steps':>11}  {'solved at':>11}"
     lines = [(heading, "bold"), ("-" * len(heading), "dim")]
+    form = _form(results)
     for m, result in enumerate(results):
         solved = "-" if result.solved_at is None else f"{result.solved_at:,}"
-        cells = f"{m:>6}  {result.eval_return:>9,.1f}  {result.status:<13}  {result.steps:>11,}  {solved:>11}"
+        cells = f"{m:>6}  {form(result.eval_return):>9}  {result.status:<13}  {result.steps:>11,}  {solved:>11}"
         lines.append((cells, STYLES.get(result.status, "")))
     reasons = [f"member {m} stopped early: {result.why}" for m, result in enumerate(results) if result.why]
     told = [part for text in reasons for part in wrap(text, WIDTH, subsequent_indent="    ")]
@@ -110,7 +119,7 @@ def _rows(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 def _grid(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Members and their returns, several to a line, and what the marks mean."""
-    texts = [f"{result.eval_return:,.1f}" for result in results]
+    texts = [_form(results)(result.eval_return) for result in results]
     digits, longest = len(str(len(results) - 1)), max(map(len, texts))
     cells = [
         f"{m:>{digits}} {text:>{longest}}{MARKS.get(result.status, '?')}"
@@ -134,6 +143,7 @@ def _summary(results: Sequence[Result]) -> str:
     if solved.size:
         parts[0] += f", at {float(interquartile_mean(solved)):,.0f} steps (IQM)"
     if known.size:
-        middle = f"IQM {float(interquartile_mean(known)):,.1f}"
-        parts = [middle, f"min {known.min():,.1f}", f"max {known.max():,.1f}", *parts]
+        form = _form(results)
+        middle = f"IQM {form(float(interquartile_mean(known)))}"
+        parts = [middle, f"min {form(known.min())}", f"max {form(known.max())}", *parts]
     return "   ".join(parts)

@@ -152,7 +152,7 @@ def find(folder: Path, config: DictConfig) -> Resumed:
     if found is None:
         return Resumed({}, notes=["no checkpoint had been written: the run begins again"])
     path, state, faults = found
-    made = int(state["learner"]["collector"]["env_steps"].max())
+    made = round(state["learner"]["collector"]["env_steps"].double().mean().item())  # as the console shows it
     notes = [*map(str, faults), f"the run goes on at {made:,} steps, from {path.name}"]
     total = state["about"]["total_steps"]
     if total != config.total_steps:

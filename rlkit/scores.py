@@ -24,6 +24,7 @@ import torch
 
 from rlkit import __version__
 from rlkit.conf.schema import ConfigError
+from rlkit.decimals import number
 from rlkit.faults import Fault
 from rlkit.files import make_folder, write_text
 from rlkit.interquartile import interquartile_mean
@@ -261,7 +262,7 @@ def _show(options: argparse.Namespace, result: Scores, camera: Stage | None, win
         file = video_file(options, best)
         gained = camera.record(policy, file, options.stochastic, options.seed)
         end = f", cut at {camera.evaluator.cut_at:,} steps" if camera.cut else ""
-        note(f"\nvideo  {file} (member {best}, return {gained:,.1f}{end})")
+        note(f"\nvideo  {file} (member {best}, return {number(gained)}{end})")
     if window is not None:
         policy, _ = result.run.policy(range(best, best + 1))
         note(f"\nmember {best} plays {options.episodes} episodes; Ctrl-C ends it")

@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rlkit import __version__
 from rlkit.build import reward_threshold
 from rlkit.conf.schema import ConfigError
+from rlkit.decimals import number
 from rlkit.faults import Fault
 from rlkit.files import write_csv, write_text
 from rlkit.interquartile import interquartile_mean
@@ -272,7 +273,8 @@ class Study:
         table: list[list[Any]] = [["number", "state", "value", "seconds", "steps", "reason", *self.plan.space]]
         for row in map(_row, self._trials(*STATES)):
             parameters = [as_yaml(row.parameters[key]) if key in row.parameters else "" for key in self.plan.space]
-            table.append([row.number, row.state, row.value, row.seconds, row.steps, row.reason, *parameters])
+            steps = "" if row.steps is None else round(row.steps / self.plan.config.members)  # of one, as total_steps
+            table.append([row.number, row.state, row.value, row.seconds, steps, row.reason, *parameters])
         write_csv(self.folder / "trials.csv", table)
         best = self.best()
         if best is not None:
@@ -281,12 +283,13 @@ class Study:
     def _tuned(self, best: Row) -> str:
         """The settings of a trial in the form of a file of conf/tuned/."""
         pruned = len(self._trials(TrialState.PRUNED))
+        reached = number(math.nan if best.value is None else best.value)
         settings = OmegaConf.create()
         for key, value in self.plan.settings(best.parameters).items():
             OmegaConf.update(settings, key, value)
         return (
             "# @package _global_\n"
-            f"# Trial {best.number}, the best of {self.done()} ({pruned} pruned): IQM {best.value:.1f} on "
+            f"# Trial {best.number}, the best of {self.done()} ({pruned} pruned): IQM {reached} on "
             f"{self.plan.seeds} ({self.plan.metric}).\n"
             f"# rlkit {__version__}, {machine()}\n"
         ) + OmegaConf.to_yaml(settings)

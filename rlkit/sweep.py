@@ -247,7 +247,7 @@ def _write_table(outcomes: list[Outcome], path: Path) -> None:
 
 def _print_table(outcomes: list[Outcome], folder: Path) -> None:
     """Print a line for each job, with the overrides that are not those of all jobs, and a sentence for each failure."""
-    from rlkit.console import number
+    from rlkit.decimals import number
 
     common = set.intersection(*(set(outcome.overrides) for outcome in outcomes)) if len(outcomes) > 1 else set()
     width = max((len(outcome.folder) for outcome in outcomes), default=0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlkit import advice
 from rlkit.advice import advise
-from rlkit.console import number
+from rlkit.decimals import number
 from rlkit.series import EVALUATION, FALL, RETURN, WINDOW, Series, mean, share
 
 # "Tuned" are the ten runs of twenty members in experiments/classic_control; a level holds for the mean of a window.

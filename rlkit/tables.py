@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from rlkit.comparison import Estimate, Row, improvement_across, rows
 from rlkit.conf.schema import shown
-from rlkit.console import number
+from rlkit.decimals import decimals, number
 from rlkit.recorded import NEUTRAL, Group, Record
 
 Table = list[list[str]]  # the first row is the heading
@@ -17,7 +18,7 @@ FEW = 8  # a matrix of more algorithms has no room for intervals
 NONE = "–"  # where there is nothing to tell
 PROVENANCE = {"version": "rlkit", "commit": "commit", "machine": "machine"}  # keys of summary.json, where it has them
 DEFINITIONS = {
-    "Steps": "environment steps executed for training by the seed that made most; every step is charged",
+    "Steps": "environment steps of one seed executed for training, of that which made most; every step is charged",
     "Final return": "mean of 100 episodes of the deterministic policy after training, from fixed start states; the "
     "interquartile mean (IQM) over seeds, with its 95 % interval by stratified bootstrap",
     "Area": "area under the curve of evaluations over its span of steps, hence a mean return; IQM over seeds",
@@ -39,6 +40,8 @@ def results_table(results: Sequence[Row]) -> Table:
     reach = f"Steps to{goal}" if goal else "Steps to threshold"
     heading = ["", "Algorithm", "Seeds", "Steps", "Final return", "Area", reach, "Solved", "At the end"]
     table = [[*heading, "Worst drop", "Fallen", "Volatility"]]
+    returns = [x for row in results for part in (row.final_return, row.area) for x in (part.value, part.low, part.high)]
+    form = partial(plain, digits=decimals(returns))  # of all returns, and differences of returns, of the environment
     for k, row in enumerate(results, 1):
         steps = {True: "never", False: f"{row.steps_to_threshold:,.0f}"}[math.isinf(row.steps_to_threshold)]
         cells = [
@@ -46,15 +49,15 @@ def results_table(results: Sequence[Row]) -> Table:
             row.label,
             str(row.seeds),
             f"{row.env_steps:,}",
-            interval(row.final_return),
-            interval(row.area),
+            interval(row.final_return, form),
+            interval(row.area, form),
         ]
         cells += [NONE if math.isnan(row.steps_to_threshold) else steps]
         cells += [NONE if math.isnan(share) else of(share, row.seeds) for share in (row.solved, row.above)]
-        drop = f"{plain(row.worst_drop)} (max {plain(row.worst_drop_max)})"
+        drop = f"{form(row.worst_drop)} (max {form(row.worst_drop_max)})"
         cells += [NONE if math.isnan(row.worst_drop) else drop]
         cells += [NONE if math.isnan(row.fallen) else of(row.fallen, row.seeds)]
-        table.append([*cells, plain(row.volatility)])
+        table.append([*cells, form(row.volatility)])
     return table
 
 
@@ -99,7 +102,7 @@ def settings_table(groups: Sequence[Group]) -> Table:
 def runs_table(groups: Sequence[Group]) -> Table:
     """Where each run lies, how long it took, and what is known of the program and the machine."""
     known = [key for key in PROVENANCE if any(key in record.summary for record in records(groups))]
-    table = [["Run", "Seeds", "Training", "Steps/s", *(PROVENANCE[key] for key in known)]]
+    table = [["Run", "Seeds", "Training", "Steps/s, all seeds", *(PROVENANCE[key] for key in known)]]
     for record in records(groups):
         seeds, seconds = record.seeds, record.summary.get("train_seconds", math.nan)
         span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -109,9 +112,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
     return table
 
 
-def plain(value: float) -> str:
+def plain(value: float, digits: int | None = None) -> str:
     """A number as short text, or a dash for nan."""
-    return NONE if math.isnan(value) else "0" if value == 0 else number(value)
+    return NONE if math.isnan(value) else "0" if value == 0 else number(value, digits)
 
 
 def interval(estimate: Estimate, form: Any = plain) -> str:

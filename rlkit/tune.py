@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit.console import clock, number, on_terminal, rich_console
+from rlkit.console import clock, on_terminal, rich_console
+from rlkit.decimals import number
 from rlkit.train import EXIT_CONFIG, EXIT_FAULT, EXIT_INTERRUPTED, complain, fail, quiet_pipe
 
 if TYPE_CHECKING:

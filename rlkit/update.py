@@ -124,7 +124,7 @@ def mean_kl(batch: Batch, out: Out) -> Tensor:
 
 
 @dataclass
-class Rows:
+class UpdateRows:
     """All rows of all steps of an update side by side: [M, R], R the rows of every minibatch of every epoch."""
 
     weight: Tensor  # 0 for padding and where a member did not take part
@@ -135,7 +135,7 @@ class Rows:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, record: UpdateRecord) -> Rows:
+    def of(cls, record: UpdateRecord) -> UpdateRows:
         """Gather the rows of a record of at least one step."""
         minis = record.minibatches
         dist, old, weight = _side_by_side_of(minis)
@@ -176,7 +176,7 @@ def _mean(x: Tensor, weight: Tensor) -> Tensor:
 
 def kl_by_epoch(record: UpdateRecord) -> list[Tensor]:
     """Exact KL(pi_old || pi) of each epoch of an update, [M] nats; nan where a member took no part."""
-    return Rows.of(record).kl_by_epoch() if record.minibatches else []
+    return UpdateRows.of(record).kl_by_epoch() if record.minibatches else []
 
 
 @torch.no_grad()
@@ -223,11 +223,11 @@ def statistics(
         scalars["value/explained_variance"] = torch.where(spread > 0, 1 - unexplained, torch.nan)
     if not minis:
         return scalars, histograms
-    of_rows, of_steps = _of_rows(Rows.of(record), clip_low, clip_high), _of_steps(record)
+    of_rows, of_steps = _of_rows(UpdateRows.of(record), clip_low, clip_high), _of_steps(record)
     return scalars | of_rows[0] | of_steps[0], histograms | of_rows[1] | of_steps[1]
 
 
-def _of_rows(rows: Rows, clip_low: Tensor, clip_high: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _of_rows(rows: UpdateRows, clip_low: Tensor, clip_high: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Ratios, entropy and KL over the rows of all steps."""
     weighed = rows.weight > 0
     ratio = rows.log_ratio.exp()

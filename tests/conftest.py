@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -44,6 +46,32 @@ def registered_ids():
     gymnasium.registry.clear()
     gymnasium.registry.update(before)
 
+
+class Failing(gymnasium.Env):
+    """Fails at its step number `at`: gives a reward that is no number, raises, or takes its process with it."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, how: str, at: int) -> None:
+        self.how, self.at, self.steps = how, at, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = 1.0
+        if self.steps == self.at:
+            if self.how == "raise":
+                raise ZeroDivisionError("the motor is on fire")
+            if self.how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            reward = float("nan")
+        return np.zeros(2, np.float32), reward, False, self.steps % 5 == 0, {}
+
+
+gymnasium.register("Failing-v0", Failing, max_episode_steps=5)
 
 _FOLDER = tempfile.TemporaryDirectory()  # goes with the process
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import subprocess
@@ -27,9 +28,10 @@ from tensorboard.util.tensor_util import make_ndarray
 
 import rlkit
 from rlkit.console import Console, PlainConsole, RichConsole, clock, make_console
+from rlkit.decimals import decimals
 from rlkit.events import HEALTH, charts, histogram
 from rlkit.metrics import Logger, interquartile_mean
-from rlkit.results import Result, final_table
+from rlkit.results import Result, evaluation_table, final_table
 
 NAN = float("nan")
 
@@ -244,7 +246,12 @@ def test_the_health_page_shows_all_that_a_run_logs_but_lengths_losses_and_some_e
     assert {tag.split("/")[0] for tag in beside} == {"episode", "loss", "run"}
     shown = charts(learner.metrics)
     missing = {"grpo": {"value: error", "value: explained variance"}, "ppo": {"groups: share degenerate"}}[algo]
-    others = {"return: evaluations", "speed", "stabilisers: replay", "stabilisers: coefficients"}  # not the learner's
+    others = {
+        "return: evaluations",
+        "speed: of all members together",
+        "stabilisers: replay",
+        "stabilisers: coefficients",
+    }  # not the learner's
     assert set(HEALTH) - set(shown) - others == missing
 
 
@@ -402,7 +409,7 @@ def test_the_plain_console_prints_a_line_at_the_first_entry_and_at_the_end(
     logger.log(np.full(4, 500), scalars)
     line = capsys.readouterr().out
     assert line == (
-        "CartPole grpo  500/1,000 steps (50%)  2,000 steps/s  return 20.0 (IQM of 4)  KL 0.0123"
+        "CartPole grpo  500/1,000 steps (50%)  2,000 steps/s (all 4)  return 20.0 (IQM of 4)  KL 0.0123"
         "  entropy 0.500  0:01 left\n"
     )
     logger.log(np.full(4, 600), scalars)
@@ -525,11 +532,32 @@ def test_the_final_table_is_plain_text_of_80_columns(
         assert "63 finished, 1 diverged !; 4,096 to 100,352 steps each" in output
 
 
+@pytest.mark.parametrize(
+    ("figures", "digits"),
+    [([12_345.6, 2.0], 0), ([-155.4, 0.0], 1), ([9.99, NAN], 2), ([1.0, 0.674], 3), ([NAN, math.inf], 3), ([], 3)],
+)
+def test_the_largest_figure_decides_how_many_decimals_all_have(figures: list[float], digits: int) -> None:
+    assert decimals(figures) == digits
+
+
+def test_returns_between_zero_and_one_keep_their_decimals(capsys: pytest.CaptureFixture[str]) -> None:
+    """FrozenLake's return is the share of episodes won."""
+    results = [Result(0.67, "finished", 100, None), Result(1.0, "finished", 100, None)]
+    final_table(results, title="t", folder="runs/x", show="plain")
+    output = capsys.readouterr().out
+    assert "     0      0.670  finished" in output and "     1      1.000  finished" in output
+    assert "IQM 0.835   min 0.670   max 1.000" in output
+    final_table(results * 20, title="t", folder="runs/x", show="plain")
+    assert " 0 0.670    1 1.000 " in capsys.readouterr().out
+    evaluation_table([0], np.array([[1.0, 0.0, 1.0, 1.0]]), np.full((1, 4), 12.0), title="t", show="plain")
+    assert "     0      0.750     0.433      0.000      1.000       12.0\n" in capsys.readouterr().out
+
+
 def test_the_final_table_says_why_a_member_stopped_early(capsys: pytest.CaptureFixture[str]) -> None:
     results = [Result(9.0, "stopped early", 70, None, "none of its last 10 evaluations was above 9.5")] * 2
     final_table(results, title="t", folder="runs/x", show="plain")
     output = capsys.readouterr().out
-    assert "     0        9.0  stopped early           70            -\n" in output
+    assert "     0       9.00  stopped early           70            -\n" in output
     assert "\nmember 1 stopped early: none of its last 10 evaluations was above 9.5\n" in output
     final_table(results * 20, title="t", folder="runs/x", show="plain")
     assert "40 stopped early =; 70 steps each" in capsys.readouterr().out

@@ -25,7 +25,7 @@ from rlkit.stabilizers.replay import Replay
 from rlkit.store import Store
 from rlkit.streams import Streams
 from rlkit.team import Team
-from rlkit.update import Rows, minibatches
+from rlkit.update import UpdateRows, minibatches
 
 ALGOS = ("ppo", "grpo")
 REPLAY = "stabilizer=[replay]"
@@ -638,7 +638,7 @@ def test_the_second_iteration_begins_at_ratio_one_with_the_weight_of_two_policie
     record, batch = records[0], batches[0]
     first = record.minibatches[0]
     torch.testing.assert_close(first.out.log_prob, first.batch.log_prob, rtol=1e-4, atol=1e-5)  # r = 1
-    assert Rows.of(record).log_ratio.abs().max() > 0.01  # and then it moves
+    assert UpdateRows.of(record).log_ratio.abs().max() > 0.01  # and then it moves
     ratio = (pi_k.evaluate(batch).log_prob - behaviour.evaluate(batch).log_prob).exp()
     assert (ratio > 1.05).any() and (ratio < 0.95).any()
     torch.testing.assert_close(batch.importance, ratio.clamp(max=1.0), rtol=1e-4, atol=1e-4)

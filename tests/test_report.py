@@ -366,7 +366,7 @@ def test_runs_that_cannot_count_are_skipped_with_a_line(runs):
     assert len(groups) == 2
     causes = [
         "has not finished",
-        "was interrupted at 4,030 steps",
+        "was interrupted at 4,015 steps",
         "is damaged",
         "has no algo",
         "config.yaml does not exist",
@@ -443,6 +443,16 @@ def test_markdown_has_the_tables_and_the_commands(runs, capsys):
         len(line.split(" | ")) for line in lines if line.startswith("| 1 | PPO | 4") or line.startswith("|  | Al")
     }
     assert len(widths) == 2  # the results' heading and row agree, and the other table's heading
+
+
+def test_returns_between_zero_and_one_keep_their_decimals_in_a_report(tmp_path, capsys):
+    shares = [[0.1, 0.4, 0.6, 0.67], [0.2, 0.5, 1.0, 1.0], [0.0, 0.2, 0.5, 0.75], [0.1, 0.1, 0.2, 0.25]]
+    write_run(tmp_path / "runs", "ppo", env="FrozenLake", returns=shares)
+    assert report.main([str(tmp_path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 1 | PPO | 4 |")]
+    final, area = line.split(" | ")[4:6]
+    assert final.startswith("0.710 [0.") and area.startswith("0.")
+    assert all(len(figure.partition(".")[2]) == 3 for figure in re.findall(r"[\d.]+", f"{final} {area}"))
 
 
 def test_csv_holds_the_rows(runs):

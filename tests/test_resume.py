@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -710,30 +709,6 @@ def test_a_signal_saves_and_has_its_exit_status(number, status, tmp_path, capsys
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-class Failing(gymnasium.Env):
-    """Fails at its 150th step."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, how: str) -> None:
-        self.how, self.steps = how, 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 150 and self.how == "raise":
-            raise ZeroDivisionError("the motor is on fire")
-        if self.steps == 150:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.zeros(2, np.float32), 1.0, False, self.steps % 5 == 0, {}
-
-
-gymnasium.register("FailingLate-v0", Failing, max_episode_steps=5)
-
-
 @pytest.mark.parametrize(
     ("how", "processes", "traced", "sentence"),
     [
@@ -746,7 +721,7 @@ def test_an_environment_that_fails_leaves_a_trace_a_sentence_and_a_checkpoint(
     how, processes, traced, sentence, tmp_path, capsys, monkeypatch
 ):
     folder = tmp_path / "run"
-    given = ("env=gym", "env.id=FailingLate-v0", "env.backend=sync", f"+env.kwargs.how={how}", "members=2")
+    given = ("env=gym", "env.id=Failing-v0", "env.backend=sync", f"+env.kwargs={{how:{how},at:150}}", "members=2")
     status, err = call(capsys, monkeypatch, *TINY, *given, f"processes={processes}", f"hydra.run.dir={folder}")
     assert status == 1
     assert err.splitlines()[-1] == f"{sentence}; resume={folder} goes on from its last checkpoint"

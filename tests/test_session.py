@@ -183,8 +183,8 @@ def test_a_member_that_stopped_early_is_not_called_solved_and_the_summary_says_w
     kept = session(learner, script, tmp_path, eval_every=32, stop_when_solved=True)
     summary = kept.run()
     assert summary["status"] == ["stopped early", "finished", "solved"]
-    assert summary["stopped_early"] == ["none of its last 2 evaluations was above 9.0", None, None]
-    assert "member 0 stopped early: none of its last 2 evaluations was above 9.0" in kept.logger.messages
+    assert summary["stopped_early"] == ["none of its last 2 evaluations was above 9.00", None, None]
+    assert "member 0 stopped early: none of its last 2 evaluations was above 9.00" in kept.logger.messages
     resumed = session(ppo("members=3", *early, iterations=3), script, tmp_path)
     saved = checkpoint.load(tmp_path / "checkpoint.pt")
     resumed.load_state_dict(saved["session"])

@@ -6,13 +6,11 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -114,32 +112,6 @@ def test_a_frozen_member_learns_no_more_and_a_part_that_is_done_waits(team_of):
     assert team.env_steps.tolist() == [0, 64, 32]
 
 
-class Failing(gymnasium.Env):
-    """Fails at its twelfth step."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, how: str) -> None:
-        self.how, self.steps = how, 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 12:
-            if self.how == "reward":
-                return np.zeros(2, np.float32), float("nan"), False, False, {}
-            if self.how == "raise":
-                raise RuntimeError("the motor is on fire")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.zeros(2, np.float32), 1.0, False, self.steps % 5 == 0, {}
-
-
-gymnasium.register("Failing-v0", Failing, max_episode_steps=5)
-
-
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
@@ -149,7 +121,7 @@ gymnasium.register("Failing-v0", Failing, max_episode_steps=5)
     ],
 )
 def test_a_process_that_fails_is_an_error_here_and_ends_the_others(team_of, how, error, words):
-    team = team_of(2, "env=gym", "env.id=Failing-v0", f"+env.kwargs.how={how}", "members=2")
+    team = team_of(2, "env=gym", "env.id=Failing-v0", f"+env.kwargs={{how:{how},at:12}}", "members=2")
     if how == "reward":
         team.freeze(0)  # the other is the first of its process, and member 1 of the run
     team.iterate()

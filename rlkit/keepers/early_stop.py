@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rlkit.decimals import number
 from rlkit.keepers.keeper import Best, Event, Keeper, State, put
 
 
@@ -41,7 +42,7 @@ class EarlyStop(Keeper):
         return moved, [(m, self._why(float(self.best.returns[m]))) for m in stopped.nonzero().flatten().tolist()]
 
     def _why(self, best: float) -> str:
-        above = f"more than {self.min_gain:g} above {best:.1f}" if self.min_gain else f"above {best:.1f}"
+        above = f"more than {self.min_gain:g} above {number(best)}" if self.min_gain else f"above {number(best)}"
         if self.patience == 1:
             return f"stopped early: its last evaluation was not {above}"
         return f"stopped early: none of its last {self.patience} evaluations was {above}"

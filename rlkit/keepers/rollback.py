@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rlkit.decimals import number
 from rlkit.keepers.keeper import Best, Event, Keeper, State, put
 
 RESTORED = ("policy", "optimizer", "chain")  # weights and statistics, moments and step counts, controllers
@@ -84,13 +85,17 @@ class Rollback(Keeper):
         events = [
             (
                 m,
-                f"rolled back from {float(returns[m]):.1f} to its best state, of {float(best[m]):.1f} "
+                f"rolled back from {number(float(returns[m]))} to its best state, of {number(float(best[m]))} "
                 f"({int(self.made[m])} of {self.most}); its learning rate is {float(scale[m]):g} times what it was",
             )
             for m in back.nonzero().flatten().tolist()
         ]
         events += [
-            (m, f"ends with its best state, of {float(best[m]):.1f}, and not with its last, of {float(returns[m]):.1f}")
+            (
+                m,
+                f"ends with its best state, of {number(float(best[m]))}, and not with its last, of "
+                f"{number(float(returns[m]))}",
+            )
             for m in late.nonzero().flatten().tolist()
         ]
         return back | late, events

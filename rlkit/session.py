@@ -201,7 +201,7 @@ class Session:
 
     def _note_stopped(self, which: Tensor, events: list[Event]) -> None:
         """Keep why keepers have just frozen some members, bool [M]."""
-        why = dict(events)
+        why = dict(sorted(events, key=lambda event: event[1].startswith("stopped early: ")))  # the last one counts
         for m in which.nonzero().flatten().tolist():
             self.stopped_early[m] = why.get(m, "by a keeper").removeprefix("stopped early: ")
 

@@ -239,8 +239,8 @@ def export(run: SavedRun, member: int, path: Path, format: str = "onnx") -> floa
     example = tuple(torch.from_numpy(x[:2]) for x in given.values())
     with _quiet(), torch.enable_grad():  # without gradients the networks leave torch, which cannot be traced
         data = kind.write(module, example, about(run, member, actions, example, module(*example)))
-        outputs = kind.read(data)(given)
-        single = kind.read(data)({name: x[:1] for name, x in given.items()})
+        program = kind.read(data)
+        outputs, single = program(given), program({name: x[:1] for name, x in given.items()})
     if any(len(x) != 1 for x in single.values()):
         raise ExportError("it does not take another number of observations than it was made with")
     worst = difference(outputs, policy, actions, given)

@@ -119,7 +119,8 @@ def _rows(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 def _grid(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Members and their returns, several to a line, and what the marks mean."""
-    texts = [_form(results)(result.eval_return) for result in results]
+    form = _form(results)
+    texts = [form(result.eval_return) for result in results]
     digits, longest = len(str(len(results) - 1)), max(map(len, texts))
     cells = [
         f"{m:>{digits}} {text:>{longest}}{MARKS.get(result.status, '?')}"

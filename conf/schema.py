@@ -257,13 +257,8 @@ def allowed(bounds: dict[str, Any]) -> str:
     return " and ".join(f"{signs[name]} {bound:g}" for name, bound in bounds.items())
 
 
-def problems(config: Config) -> Iterator[str]:
-    """Yield one sentence for each value out of range, or, where there is none, for each at odds with another."""
-    out_of_range = list(_range_problems(config))
-    yield from out_of_range or _conflicts(config)
-
-
-def _range_problems(config: Config) -> Iterator[str]:
+def range_problems(config: Config) -> Iterator[str]:
+    """Yield one sentence for each value out of range."""
     for name, f, value in keys(config):
         bounds = f.metadata["bounds"]
         if isinstance(value, list) and any(isinstance(x, (list, dict)) for x in value):  # OmegaConf lets them pass
@@ -285,7 +280,8 @@ def _range_problems(config: Config) -> Iterator[str]:
         yield f"algo.adam_betas is {list(betas)}; it must be two numbers, each >= 0 and < 1"
 
 
-def _conflicts(config: Config) -> Iterator[str]:
+def conflicts(config: Config) -> Iterator[str]:
+    """Yield one sentence for each value at odds with another; all must be in range."""
     if config.policy.shared_trunk and not config.policy.hidden:
         yield "policy.shared_trunk is true and policy.hidden is []; a shared trunk needs at least one layer"
     for name, own in OWN_RULES.items():

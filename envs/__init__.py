@@ -154,8 +154,11 @@ def spec_of(id: str) -> EnvSpec:
             load_module(module)
         except ImportError as error:
             raise ValueError(f"env.id={id}: the module {module} cannot be imported ({error})") from error
+    if not id:
+        raise ValueError("env.id is empty; it must be the id of an environment, as in env.id=LunarLander-v3")
     if name not in gymnasium.registry:
-        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
+        known = [other for other in gymnasium.registry if not other.startswith("rlkit/") or name.startswith("rlkit")]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"; the nearest are {', '.join(near)}" if near else ""
         raise ValueError(f"env.id={id} is not a registered environment{hint}")
     return gymnasium.registry[name]

@@ -28,8 +28,9 @@ from rlkit.conf.schema import (
     PPOConfig,
     allowed,
     choice,
+    conflicts,
     not_a_number,
-    problems,
+    range_problems,
     within,
 )
 from rlkit.conf.typed import typed, whole
@@ -73,9 +74,10 @@ def to_config(raw: DictConfig) -> Config:
         raise ConfigError(missing(error.full_key)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(sentence(error)) from error
-    for check in (partial(_unknown_keys, raw), problems, _stabilizer_problems, _recipe_problems, _environment_problems):
-        faults = list(check(config))  # a later check relies on those before it
-        if faults:
+    at_odds = (conflicts, _stabilizer_problems, _recipe_problems, _environment_problems)
+    for checks in ((partial(_unknown_keys, raw),), (range_problems,), at_odds):
+        faults = [fault for check in checks for fault in check(config)]
+        if faults:  # later checks rely on those before them
             raise ConfigError("\n".join(faults))
     return config
 

@@ -20,7 +20,7 @@ from rlkit.conf.schema import ConfigError
 from rlkit.recorded import ReportError, read_metrics, read_summary, settings_of
 from rlkit.series import EVALUATION, RETURN, WINDOW, Series
 from rlkit.symptoms import Finding, findings
-from rlkit.train import EXIT_FAULT, complain, quiet_pipe
+from rlkit.train import EXIT_CONFIG, complain, quiet_pipe
 
 STRIDE = WINDOW // 2  # log entries from one look at a run to the next
 NAMED = 8  # more members than this are not all named
@@ -160,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rlkit.diagnose",
         description=__doc__,
-        epilog="Exit status: 0 done, 1 there is no run or one is damaged, 2 a wrong option,\n"
-        "141 nobody reads the output.",
+        epilog="Exit status: 0 done, 2 there is no run, one is damaged or an option is wrong, 141 nobody reads the\n"
+        "output.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for folder in run_folders(options.paths):
             print("\n".join(page(folder)), flush=True)
     except ReportError as error:
-        return complain(str(error), EXIT_FAULT)
+        return complain(str(error), EXIT_CONFIG)
     return 0
 
 

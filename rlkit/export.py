@@ -39,7 +39,7 @@ from rlkit.conf.schema import ConfigError
 from rlkit.distributions import FORBIDDEN, forbidding
 from rlkit.exported import ExportedPolicy
 from rlkit.faults import Fault
-from rlkit.files import make_folder, replacing
+from rlkit.files import check_place, make_folder, replacing
 from rlkit.job import use_threads
 from rlkit.policy import Policy
 from rlkit.saved import SavedRun, add_options
@@ -308,6 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = SavedRun.open(options.run, options.checkpoint)
         member = run.member(options.member)
+        check_place(output, "--output")
     except (ValueError, FileNotFoundError) as error:
         return complain(str(error), EXIT_CONFIG)
     try:

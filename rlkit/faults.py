@@ -167,7 +167,7 @@ def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:
 
 def wrong_type(name: str, value: str) -> str:
     """Say that the value of a key is of another type than it must be."""
-    known = _known()
+    known, value = _known(), value or "empty"
     if name in known:
         return f"{name} is {value}; it must be {known[name][1]}"
     inside = [other for other in known if other.startswith(f"{name}.")]

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
@@ -75,6 +76,32 @@ def make_folder(path: Path) -> None:
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def check_place(path: Path, name: str, file: bool = True) -> None:
+    """Refuse a place that cannot be written to, before the work whose result is to lie there; nothing is left.
+
+    Args:
+        path: where a file, or with `file=False` a folder, is to be written; the folders above it need not be there.
+        name: of the option or key that says so.
+
+    Raises:
+        ConfigError: another thing is there, or the nearest folder that exists cannot be written to.
+    """
+    try:
+        if file and path.exists() and not path.is_file():  # a folder, or a device, which would be replaced
+            raise ConfigError(f"{name} is {path}, which is not a file")
+        above = path.absolute().parents
+        nearest = next(place for place in (above if file else (path, *above)) if place.exists())
+    except OSError as error:  # a name that is too long, say
+        raise ConfigError(f"{name} is {path}, which cannot be used: {error.strerror}") from error
+    if not nearest.is_dir():
+        raise ConfigError(f"{name} is {path}, but {nearest} is not a folder")
+    try:
+        with TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{name} is {path}, but {nearest} cannot be written to: {error.strerror}") from error
 
 
 def append(path: Path, data: bytes) -> None:

@@ -103,12 +103,16 @@ def check_folder(folder: Path) -> None:
         rlkit.build.ConfigError: either.
     """
     from rlkit.conf.schema import ConfigError
+    from rlkit.files import check_place
 
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise ConfigError(f"hydra.run.dir is {folder}, but {nearest} is not a folder that can be written to")
-    if (folder / "metrics.csv").exists() or (folder / "checkpoint.pt").exists():
+    check_place(folder, "hydra.run.dir", file=False)
+    if holds_run(folder):
         raise ConfigError(f"hydra.run.dir is {folder}, which already holds a run; it must be a new folder")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run was begun in a folder."""
+    return (folder / "metrics.csv").exists() or (folder / "checkpoint.pt").exists()
 
 
 def execute(prepared: Prepared, folder: Path, show: str = "auto") -> Run:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.comparison import Estimate, Row
-from rlkit.files import WriteError, make_folder, replacing, write_text
+from rlkit.conf.schema import ConfigError
+from rlkit.files import WriteError, check_place, make_folder, replacing, write_text
 from rlkit.recorded import ReportError, find
 from rlkit.tables import (
     DEFINITIONS,
@@ -101,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rlkit.report",
         description=__doc__,
-        epilog="Exit status: 0 done, 1 no run is found or a file is damaged or cannot be written, 2 an option is\n"
-        "wrong or needs a package, 141 nobody reads the output.",
+        epilog="Exit status: 0 done, 1 a file cannot be written, 2 no run is found, one is damaged, an option is\n"
+        "wrong or needs a package; 141 nobody reads the output.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder above several")
@@ -113,12 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain("--out and --picture draw with matplotlib: pip install 'rlkit[report]'", EXIT_CONFIG)
     if options.picture and options.picture.suffix.lower() != ".png":
         return complain(f"--picture is {options.picture}; its name must end in .png", EXIT_CONFIG)
-    if options.out and options.out.exists() and not options.out.is_dir():
-        return complain(f"--out is {options.out}, which is a file; it must be a folder", EXIT_CONFIG)
     try:
+        if options.out:
+            check_place(options.out, "--out", file=False)
+        if options.picture:
+            check_place(options.picture, "--picture")
         groups, notes = find(options.paths)
-    except ReportError as error:
-        return complain(str(error), EXIT_FAULT)
+    except (ConfigError, ReportError) as error:
+        return complain(str(error), EXIT_CONFIG)
     if notes:
         complain("\n".join(notes), 0)
     parts = by_environment(groups)

@@ -185,9 +185,11 @@ def restore(prepared: Prepared, resumed: Resumed, folder: Path) -> None:
         resumed.notes.append(f"processes={prepared.processes}, not {state['about']['processes']}: equal up to rounding")
     made = int(learner.env_steps.max())
     if not bool(learner.running.any()) and (folder / "summary.json").exists():
-        enough = made >= config.total_steps
-        why = f"{made:,} of {config.total_steps:,} steps" if enough else "no member would learn any more"
-        remedy = "; to go on give a larger total_steps" if enough else ""
-        raise ConfigError(f"the run in {folder} is finished: {why}{remedy}")
+        if made < config.total_steps:
+            raise ConfigError(f"the run in {folder} is finished: no member would learn any more")
+        raise ConfigError(
+            f"total_steps is {config.total_steps}, and the run in {folder} is finished with {made:,} steps; to go on "
+            "it must be more"
+        )
     if config.stop_at is not None and config.stop_at <= made:
         raise ConfigError(f"stop_at is {config.stop_at}, but {made:,} steps are made; it must be more, or left out")

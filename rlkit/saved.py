@@ -52,7 +52,7 @@ class SavedRun:
             FileNotFoundError: there is no run at `path`, or it has no such checkpoint.
             ValueError: a file is damaged, of another version, or of another environment.
         """
-        from rlkit.keepers.checkpoint import load
+        from rlkit.keepers.checkpoint import DamagedError, load
 
         if checkpoint not in CHECKPOINTS:
             raise ValueError(f"checkpoint is {checkpoint!r}; it must be one of {', '.join(CHECKPOINTS)}")
@@ -65,7 +65,10 @@ class SavedRun:
         if not isinstance(known, dict):
             raise ValueError(f"{summary} is damaged: it holds no names")
         file = folder / CHECKPOINTS[checkpoint][0]
-        learner = load(file, env=config.env.id, algo=config.algo.name)["learner"]
+        try:
+            learner = load(file, env=config.env.id, algo=config.algo.name)["learner"]
+        except DamagedError as error:
+            raise DamagedError(f"{error}{_instead(folder, checkpoint)}") from error
         steps = learner["collector"]["env_steps"].tolist() if "collector" in learner else ()  # of an older best.pt
         return cls(folder, checkpoint, config, learner["policy"], known, steps)
 
@@ -122,6 +125,25 @@ class SavedRun:
         policy, actions = build_policy(self.share(members))
         fill(policy, self.state, members, str(self.folder / CHECKPOINTS[self.checkpoint][0]))
         return policy, actions
+
+
+def _instead(folder: Path, damaged: str) -> str:
+    """Say what can be read where a checkpoint is damaged."""
+    from rlkit.keepers.checkpoint import DamagedError, load, older
+
+    def whole(file: Path) -> bool:
+        try:
+            load(file)
+        except (FileNotFoundError, DamagedError, ValueError):
+            return False
+        return True
+
+    other = next(name for name in CHECKPOINTS if name != damaged)
+    ways = [f"--checkpoint {other} reads {CHECKPOINTS[other][0]}"] if whole(folder / CHECKPOINTS[other][0]) else []
+    kept = next(filter(whole, older(folder)), None) if damaged == "last" else None
+    if kept is not None:
+        ways.append(f"python -m rlkit.train resume={folder} goes on from {kept.name}")
+    return "; ".join(["", *ways])
 
 
 def add_options(parser: argparse.ArgumentParser, member: str) -> None:

@@ -26,7 +26,7 @@ from rlkit import __version__
 from rlkit.conf.schema import ConfigError
 from rlkit.decimals import number
 from rlkit.faults import Fault
-from rlkit.files import make_folder, write_text
+from rlkit.files import check_place, make_folder, write_text
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.results import evaluation_table
@@ -198,10 +198,6 @@ def problem(options: argparse.Namespace) -> str | None:
     ):
         if value is not None and value < least:
             return f"--{name} is {value}; it must be >= {least}"
-    if options.json not in (None, "-"):
-        nearest = next(path for path in Path(options.json).absolute().parents if path.exists())
-        if not nearest.is_dir():
-            return f"--json is {options.json}, but {nearest} is not a folder"
     return None
 
 
@@ -219,8 +215,11 @@ def _open(options: argparse.Namespace, stages: ExitStack) -> tuple[SavedRun, ran
 
     if (fault := problem(options)) is not None:
         raise ConfigError(fault)
+    if options.json not in (None, "-"):
+        check_place(Path(options.json), "--json")
     if options.video is not None:
         check(video_file(options), f"--video is {options.video or video_file(options)}")
+        check_place(video_file(options), "--video")
     if options.render:
         check_display(f"--render {options.render}")
     run = SavedRun.open(options.run, options.checkpoint)

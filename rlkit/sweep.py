@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rlkit.conf.schema import ConfigError
 from rlkit.faults import Fault
-from rlkit.files import WriteError, make_folder, write_csv, write_text, writing
+from rlkit.files import WriteError, check_place, make_folder, write_csv, write_text, writing
 from rlkit.overrides import literal
 from rlkit.train import EXIT_FAULT, EXIT_INTERRUPTED, complain, unread
 
@@ -163,17 +163,17 @@ def job(config: DictConfig) -> None:
 
 def _train(config: DictConfig, folder: Path, overrides: list[str]) -> None:
     """Train in a folder that must be new."""
-    from rlkit.job import check_folder, execute, prepare
+    from rlkit.job import execute, holds_run, prepare
     from rlkit.resume import keep_settings
 
     with writing(folder):
+        taken = holds_run(folder)
         try:
-            check_folder(folder)
             (folder / ".hydra").mkdir(parents=True)  # fails for all but one of the jobs that want the folder at once
-        except (ConfigError, FileExistsError):
-            raise ConfigError(
-                f"{folder} holds a run already; hydra.sweep.subdir must be a new folder for each job"
-            ) from None
+        except FileExistsError:
+            taken = True
+        if taken:
+            raise ConfigError(f"{folder} holds a run already; hydra.sweep.subdir must be a new folder for each job")
     keep_settings(folder, config, overrides)
     execute(prepare(config), folder)
 
@@ -214,7 +214,7 @@ def _plan(arguments: list[str]) -> tuple[Path, str]:
     """The folder and the launcher that Hydra makes of the overrides that all jobs share.
 
     Raises:
-        ConfigError: the folder holds a sweep already.
+        ConfigError: the folder holds a sweep already, or cannot be written to.
     """
     from hydra import compose, initialize_config_module
     from hydra._internal.utils import get_args_parser
@@ -230,6 +230,7 @@ def _plan(arguments: list[str]) -> tuple[Path, str]:
         folder = Path(config.hydra.sweep.dir).absolute()
     if (folder / RECORDS).exists() or (folder / "sweep.csv").exists():
         raise ConfigError(f"hydra.sweep.dir is {folder}, which already holds a sweep; it must be a new folder")
+    check_place(folder, "hydra.sweep.dir", file=False)
     return folder, config.hydra.runtime.choices["hydra/launcher"]
 
 

@@ -334,6 +334,8 @@ def test_a_module_that_cannot_be_imported_is_one_sentence(monkeypatch, capfd, tm
     [
         (["env=gym", "env.id=LunarLandr-v3"], "is not a registered environment; the nearest are LunarLander-v3"),
         (["env=gym", "env.id=Troubled-v0", "+env.kwargs.what=1"], "env.kwargs is {'what': 1}: "),
+        (["env=gym", "env.id=''"], "env.id is empty; it must be the id of an environment"),
+        (["algo.learning_rate="], "algo.learning_rate is empty; it must be a number"),
         (["algo.learning_rate=nan"], "algo.learning_rate is nan; it must be a finite number > 0"),
         (["total_steps=15"], "total_steps is 15; it must be >= 16, one rollout"),
         (["env=gym", "env.id=Blackjack-v1", "algo=grpo", "num_envs=8"], "algo.max_episode_steps must be >= 1"),
@@ -345,6 +347,15 @@ def test_what_cannot_run_is_refused_with_status_2(monkeypatch, capfd, overrides,
     [told] = capfd.readouterr().err.splitlines()
     assert words in told
     assert not files()
+
+
+def test_faults_that_do_not_hide_each_other_are_told_at_once(monkeypatch, capfd):
+    wrong = ["total_steps=15", "algo.advantage=gaee", "env=gym", "env.id=Nowhere-v0", "policy.shared_trunk=true"]
+    assert train(monkeypatch, *wrong, "policy.hidden=[]") == EXIT_CONFIG
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 4
+    for words in ("total_steps is 15; ", "algo.advantage is ", "env.id=Nowhere-v0 is not ", "policy.shared_trunk is "):
+        assert any(words in line for line in told)
 
 
 def test_an_environment_without_a_time_limit_trains_with_ppo(monkeypatch, capfd):
@@ -376,7 +387,7 @@ def folder_with(content):
 @pytest.mark.parametrize("tool", [report, diagnose], ids=["report", "diagnose"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_that_holds_no_run_is_a_sentence(capsys, tool, name):
-    assert tool.main([str(folder_with(FOLDERS[name]))]) == EXIT_FAULT
+    assert tool.main([str(folder_with(FOLDERS[name]))]) == EXIT_CONFIG
     out, err = capsys.readouterr()
     assert out == ""
     assert all(line.startswith("rlkit: ") for line in err.splitlines())
@@ -387,7 +398,7 @@ def test_a_folder_that_holds_no_run_is_a_sentence(capsys, tool, name):
 def test_a_path_that_is_no_folder_is_a_sentence(capsys, tool):
     Path("file").touch()
     for path in ("nowhere", "file"):
-        assert tool.main([path]) == EXIT_FAULT
+        assert tool.main([path]) == EXIT_CONFIG
         assert (
             capsys.readouterr().err == f"rlkit: {path} is not a folder; name a run directory or a folder above some\n"
         )
@@ -400,7 +411,7 @@ def test_a_run_with_a_damaged_configuration_is_passed_over(capsys):
     folder = folder_with({"metrics.csv": HEADER, "summary.json": summary})
     (folder / ".hydra").mkdir()
     (folder / ".hydra" / "config.yaml").write_text("a: [1,\nb: {")
-    assert report.main([str(folder)]) == EXIT_FAULT
+    assert report.main([str(folder)]) == EXIT_CONFIG
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("rlkit: skipped folder: folder/.hydra/config.yaml is damaged: ")
     assert last == "rlkit: no finished run in folder"

@@ -514,7 +514,7 @@ def test_the_command_says_of_damaged_settings_that_they_are(tmp_path, capsys):
     folder = unfinished(tmp_path / "run")
     (folder / ".hydra").mkdir()
     (folder / ".hydra" / "config.yaml").write_text("- a list\n")
-    assert main([str(folder)]) == 1
+    assert main([str(folder)]) == 2
     sentence = f"{folder}/.hydra/config.yaml is damaged: it holds a list, where keys and values are due"
     assert capsys.readouterr().err == f"rlkit: {sentence}\n"
 
@@ -545,12 +545,12 @@ def test_the_command_says_where_there_is_too_little_to_go_by(tmp_path, capsys):
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
-    assert main([str(tmp_path / "absent")]) == 1
+    assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path / "absent")]) == 2
     folder = unfinished(tmp_path / "torn")
     with (folder / "metrics.csv").open("a") as file:
         file.write("9,9,kl/old\n")
-    assert main([str(folder)]) == 1
+    assert main([str(folder)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [

@@ -303,6 +303,11 @@ def test_json_without_a_file_is_all_there_is_on_standard_output(trained, capsys)
             "--max-episode-steps is 501; it must be <= 500, the time limit of CartPole-v1 in this run",
         ),
         (["--json", f"{__file__}/a/b.json"], f"--json is {__file__}/a/b.json, but {__file__} is not a folder"),
+        (["--json", "/"], "--json is /, which is not a file"),
+        (["--json", "/dev/full"], "--json is /dev/full, which is not a file"),
+        (["--json", "x" * 300], f"--json is {'x' * 300}, which cannot be used: File name too long"),
+        (["--json", "/proc/a/b.json"], "--json is /proc/a/b.json, but /proc cannot be written to: "),
+        (["--video", "/proc/a.mp4"], "--video is /proc/a.mp4, but /proc cannot be written to: "),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(trained, options, sentence, capsys):
@@ -325,6 +330,13 @@ def test_a_run_that_is_not_there_or_damaged_is_one_sentence(trained, tmp_path, c
     file = copy("damaged") / "checkpoint.pt"
     file.write_bytes(file.read_bytes()[:500])
     assert "checkpoint.pt is not a checkpoint that can be read" in refused("damaged")
+    whole = copy("kept")
+    for name in ("best.pt", "checkpoint_100.pt", "checkpoint_150.pt"):
+        shutil.copy(whole / "checkpoint.pt", whole / name)
+    for name in ("checkpoint.pt", "checkpoint_150.pt"):
+        (whole / name).write_bytes(file.read_bytes())
+    remedy = f"resume={whole} goes on from checkpoint_100.pt\n"
+    assert refused("kept").endswith(f"; --checkpoint best reads best.pt; python -m rlkit.train {remedy}")
     file = copy("module") / ".hydra" / "config.yaml"
     file.write_text(file.read_text().replace("id: CartPole-v1", "id: gone:Gone-v0"))
     assert "the module gone cannot be imported" in refused("module")

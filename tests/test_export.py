@@ -405,6 +405,14 @@ def test_a_missing_package_is_named_with_what_brings_it(trained, monkeypatch, ca
     assert capsys.readouterr().err == wanted
 
 
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rlkit.export, "export", None)
+    (tmp_path / "a.pt2").mkdir()
+    for path, why in ((tmp_path / "a.pt2", "which is not a file"), ("/proc/a.pt2", "but /proc cannot be written to: ")):
+        assert main([str(trained.folder), "--format", "torch", "--output", str(path)]) == 2
+        assert capsys.readouterr().err.startswith(f"rlkit: --output is {path}, {why}")
+
+
 def test_a_file_that_cannot_be_written_is_one_sentence_and_leaves_nothing(trained, tmp_path, monkeypatch, capsys):
     def full(self: Path, data: bytes) -> int:
         self.touch()

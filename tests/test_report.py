@@ -408,8 +408,8 @@ def test_a_damaged_csv_is_one_sentence(old, new, sentence, runs):
 def test_no_run_is_one_sentence(tmp_path, capsys):
     with pytest.raises(ReportError, match=f"no finished run in {tmp_path}"):
         find(tmp_path)
-    assert report.main([str(tmp_path)]) == 1
-    assert report.main([str(tmp_path / "nowhere")]) == 1
+    assert report.main([str(tmp_path)]) == 2
+    assert report.main([str(tmp_path / "nowhere")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -591,9 +591,10 @@ def test_a_full_disk_is_one_sentence_and_the_report_of_before_stays(name, runs, 
 
 def test_a_folder_for_the_report_that_cannot_be_made_is_one_sentence(runs, capsys):
     (runs.parent / "file").touch()
-    assert report.main([str(runs), "--out", str(runs.parent / "file" / "out")]) == 1
-    said = f"rlkit: {runs.parent / 'file' / 'out'} cannot be written: Not a directory\n"
-    assert capsys.readouterr().err == said
+    file = runs.parent / "file"
+    for option, path in (("--out", file), ("--out", file / "out"), ("--picture", file / "row.png")):
+        assert report.main([str(runs), option, str(path)]) == 2
+        assert capsys.readouterr() == ("", f"rlkit: {option} is {path}, but {file} is not a folder\n")
 
 
 def test_the_heat_map_is_epochs_by_iterations(tmp_path):

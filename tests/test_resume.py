@@ -334,7 +334,8 @@ REFUSED = {
     "a wrong type": (["total_steps=many"], "total_steps is many; it must be a whole number"),
     "a wrong value": (["eval.every=-1"], "eval.every is -1; it must be >= 0"),
     "a stop that is past": (["total_steps=900", "stop_at=64"], "stop_at is 64, but 640 steps are made"),
-    "no more to do": ([], "is finished: 640 of 640 steps; to go on give a larger total_steps"),
+    "no more to do": ([], "is finished with 640 steps; to go on it must be more"),
+    "fewer steps": (["total_steps=600"], "total_steps is 600, and the run in .* is finished with 640 steps"),
 }
 # fmt: on
 

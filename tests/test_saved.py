@@ -53,7 +53,7 @@ def diagnosed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return diagnose.main([str(folder)])
 
 
-READERS = {resumed: 2, imitated: 2, evaluated: 2, reported: 1}  # command -> its exit status where it is refused
+READERS = (resumed, imitated, evaluated, reported)
 FILE = "run/.hydra/config.yaml"
 DAMAGED = {
     "env: [\n": f"{FILE} is damaged: expected the node content, but found '<stream end>', line 2",
@@ -69,7 +69,7 @@ DAMAGED = {
 def test_damaged_settings_are_the_same_sentence_wherever_they_are_read(folder, reader, text, monkeypatch, capsys):
     (folder / ".hydra" / "config.yaml").write_text(text)
     before = sorted(folder.rglob("*"))
-    assert reader(folder, monkeypatch) == READERS[reader]
+    assert reader(folder, monkeypatch) == train.EXIT_CONFIG
     out, err = capsys.readouterr()
     assert out == "" and DAMAGED[text] in err.splitlines()[0], err
     assert "Traceback" not in err and err.startswith("rlkit: ")
@@ -79,7 +79,7 @@ def test_damaged_settings_are_the_same_sentence_wherever_they_are_read(folder, r
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_missing_settings_are_the_same_sentence_wherever_they_are_read(folder, reader, monkeypatch, capsys):
     (folder / ".hydra" / "config.yaml").unlink()
-    assert reader(folder, monkeypatch) == READERS[reader]
+    assert reader(folder, monkeypatch) == train.EXIT_CONFIG
     assert f"there is no run at run: {FILE} does not exist" in capsys.readouterr().err
 
 
@@ -117,7 +117,7 @@ def test_a_report_takes_runs_with_keys_of_another_version(folder, monkeypatch, c
 @pytest.mark.parametrize("reader", [resumed, reported], ids=lambda reader: reader.__name__)
 def test_damaged_overrides_are_one_sentence(folder, reader, monkeypatch, capsys):
     (folder / ".hydra" / "overrides.yaml").write_text("a: 1\n")
-    assert reader(folder, monkeypatch) == READERS[reader]
+    assert reader(folder, monkeypatch) == train.EXIT_CONFIG
     sentence = "run/.hydra/overrides.yaml is damaged: it holds keys and values, where a list is due"
     assert sentence in capsys.readouterr().err.splitlines()[0]
 

@@ -193,7 +193,8 @@ def test_on_a_full_disk_a_sweep_says_so_in_a_sentence_after_its_table(here):
 def test_a_folder_for_a_sweep_that_cannot_be_made_is_one_sentence(here):
     (here / "file").touch()
     status, _, err = call("-m", *PPO, "seed=0,1", f"hydra.sweep.dir={here / 'file' / 'sweep'}")
-    assert (status, err) == (1, f"rlkit: {here / 'file' / 'sweep'} cannot be written: Not a directory\n")
+    said = f"hydra.sweep.dir is {here / 'file' / 'sweep'}, but {here / 'file'} is not a folder"
+    assert (status, err) == (2, f"rlkit: {said}\n")
 
 
 def test_a_rerun_overwrites_nothing(here):

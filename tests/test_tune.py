@@ -111,6 +111,13 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, space, capsys):
     assert "algo.clip is 0.2; now it is 0.1" in capsys.readouterr().err
 
 
+def test_where_evaluation_cuts_episodes_short_a_line_says_so(tmp_path, space, capsys):
+    for number, cut in enumerate(("", "eval.max_episode_steps=500", "eval.max_episode_steps=30")):
+        assert tune(tmp_path / str(number), space, "--trials", "1", *filter(None, [cut])) == 0
+        said = "evaluation episodes are cut at 30 steps (eval.max_episode_steps)"
+        assert (said in capsys.readouterr().out) == cut.endswith("30")
+
+
 def test_best_yaml_as_tuned_settings_gives_the_run_of_the_best_trial(tmp_path, space):
     folder = tmp_path / "conf" / "tuned"
     links = ("algo.num_minibatches=2", "stabilizer=[ref_kl]", "stabilizer.ref_kl.coef=0.2", "env.normalize_reward=true")

@@ -84,7 +84,7 @@ def make(
 
     Raises:
         ValueError: an unknown id or backend, an id without a native class, observations that are no vectors, or
-            actions or a backend without masks.
+            actions, an environment or a backend without masks.
         EnvironmentFailure: the environment's constructor raised something that is not about its arguments.
     """
     if backend not in BACKENDS:
@@ -106,7 +106,7 @@ def make(
         envs.spec = spec
         return envs
 
-    from rlkit.envs.guard import Guarded
+    from rlkit.envs.guard import Guarded, check_masks
     from rlkit.envs.gym import MaskedAsyncVectorEnv, MaskedSyncVectorEnv
 
     if render_mode is not None:  # not every environment knows the argument
@@ -116,6 +116,8 @@ def make(
         env = made(id, spec, max_episode_steps, kwargs)
         return Guarded(env, flatten_images, action_mask)
 
+    if action_mask:
+        check_masks(copy())
     vector_class = MaskedSyncVectorEnv if backend == "sync" else MaskedAsyncVectorEnv
     vector = vector_class([copy] * num_envs, autoreset_mode=autoreset_mode)
     vector.spec, vector.members = spec, members

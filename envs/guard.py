@@ -16,6 +16,10 @@ from rlkit.envs.spaces import MASK, ActionSpec
 from rlkit.envs.streams import Array
 
 
+class MissingMask(EnvironmentFailure):
+    """An environment that must give masks of legal actions gave none."""
+
+
 class Guarded(Wrapper[Array, Any, Any, Any]):
     """An environment that observes flat float32 vectors [D] of its own memory, and whose every fault has one form.
 
@@ -89,7 +93,8 @@ class Guarded(Wrapper[Array, Any, Any, Any]):
         if self.actions is None:
             return {}
         if not isinstance(info, Mapping) or MASK not in info:
-            raise self._gave(f"no info['{MASK}'] in {where}; with env.action_mask=true it must")
+            self.failed = True
+            raise MissingMask(f"gave no info['{MASK}'] in {where}; with env.action_mask=true it must")
         try:
             return {MASK: self.actions.mask(info[MASK], f"info['{MASK}']")}
         except ValueError as error:
@@ -183,6 +188,23 @@ def maskable(env: Env[Any, Any]) -> ActionSpec:
             "MultiDiscrete can have a mask"
         )
     return spec
+
+
+def check_masks(env: Guarded) -> None:
+    """Reset an environment that must give masks, and close it.
+
+    Raises:
+        ValueError: it gives none.
+        EnvironmentFailure: it failed in another way.
+    """
+    try:
+        env.reset(seed=0)
+    except MissingMask:
+        raise ValueError(f"env.action_mask is true; {env_name(env)} gives no info['{MASK}'] in reset") from None
+    except EnvironmentFailure as failure:
+        raise EnvironmentFailure(f"{env_name(env)} {failure.text}", trace=failure.trace) from None
+    finally:
+        env.close()
 
 
 def _shown(x: Any) -> str:

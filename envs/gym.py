@@ -235,8 +235,13 @@ def _worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, e
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     try:
-        _async_worker(index, env_fn, pipe, parent_pipe, memory, errors, *rest)
-    except Exception as error:  # Gymnasium's worker sends all but what making the environment raises
+        try:
+            env = env_fn()
+        except Exception:
+            pipe.recv()  # the first question; were nobody there to take it, that would hide why
+            raise
+        _async_worker(index, lambda: env, pipe, parent_pipe, memory, errors, *rest)
+    except Exception as error:  # Gymnasium's worker sends all but what making and closing the environment raises
         errors.put((index, type(error), error, traceback.format_exc()))
         with suppress(OSError):  # the main process has gone, and there is nobody to tell
             pipe.send((None, False))

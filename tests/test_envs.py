@@ -265,7 +265,11 @@ def test_a_worker_that_raises_surfaces_the_original_error(action, words):
     assert envs.closed and not any(process.is_alive() for process in processes)
 
 
-def test_a_worker_that_cannot_make_its_environment_surfaces_the_error():
+@pytest.mark.parametrize("seconds", [0, 0.5], ids=["at once", "late"])
+def test_a_worker_that_cannot_make_its_environment_surfaces_the_error(monkeypatch, seconds):
+    """Also where the main process is slow to ask it for the first time."""
+    ask = MaskedAsyncVectorEnv._check_spaces
+    monkeypatch.setattr(MaskedAsyncVectorEnv, "_check_spaces", lambda self: (time.sleep(seconds), ask(self)))
     with pytest.raises(EnvironmentFailure, match="cannot be made: it raised OSError: no licence") as caught:
         rlkit.envs.make("rlkit_tests/MadeHereOnly-v0", 2, backend="async", process=os.getpid())
     assert f'{__file__}", line' in caught.value.trace

@@ -121,16 +121,15 @@ def _argument_problems(
 ) -> Iterator[str]:
     wanted = estimator.parameters
     for key, given in arguments.items():
-        value = _as_int(given, wanted[key].default) if key in wanted else given
+        value = _as_int(given, wanted[key]) if key in wanted else given
         bounds = estimator.bounds.get(key, {})
         if key not in wanted and tuned.get(key) == value:
             continue  # of the tuned settings' estimator, where the command line chose another
         if key not in wanted:
             takes = ", ".join(wanted) or "none"
             yield f"algo.advantage_args.{key} is {value!r}, but {name} has no argument {key}; it takes {takes}"
-        elif not _fits(value, wanted[key].default):
-            kind = type(wanted[key].default).__name__
-            yield f"algo.advantage_args.{key} is {value!r}; it must be of type {kind}"
+        elif not _fits(value, wanted[key]):
+            yield f"algo.advantage_args.{key} is {value!r}; it must be of type {_kind(wanted[key])}"
         elif unlike := not_a_number(value):
             yield f"algo.advantage_args.{key} is {value}; it must be {unlike} {allowed(bounds)}".rstrip()
         elif not within(value, bounds):
@@ -375,7 +374,7 @@ def _estimator(algo: AlgoConfig) -> Estimator:
     """The chosen estimator with those of the arguments that are its own."""
     estimator = find_estimator(algo.advantage)
     wanted = estimator.parameters
-    return estimator.given(**{k: _as_int(v, wanted[k].default) for k, v in algo.advantage_args.items() if k in wanted})
+    return estimator.given(**{k: _as_int(v, wanted[k]) for k, v in algo.advantage_args.items() if k in wanted})
 
 
 def _exploration(config: Config, policy: Policy) -> Exploration | None:
@@ -432,11 +431,10 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
     unknown = set(entry) - set(wanted)
     if unknown:
         raise ValueError(f"stabilizer.{name} has no key {', '.join(sorted(unknown))}; it has {', '.join(wanted)}")
-    entry = {key: _as_int(value, wanted[key].default) for key, value in entry.items()}
+    entry = {key: _as_int(value, wanted[key]) for key, value in entry.items()}
     for key, value in entry.items():
-        if not _fits(value, wanted[key].default):
-            kind = type(wanted[key].default).__name__
-            raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {kind}")
+        if not _fits(value, wanted[key]):
+            raise ValueError(f"stabilizer.{name}.{key} is {value!r}; it must be of type {_kind(wanted[key])}")
         if unlike := not_a_number(value):
             must = f"{unlike} {allowed(target.bounds.get(key, {}))}".rstrip()
             raise ValueError(f"stabilizer.{name}.{key} is {value}; it must be {must}")
@@ -450,13 +448,22 @@ def _stabilizer(name: str, entry: dict[str, Any], context: dict[str, Any]) -> Li
     return piece
 
 
-def _as_int(value: Any, default: Any) -> Any:
+def _kind(parameter: inspect.Parameter) -> str:
+    """The type that a parameter says it has, or its default, in one word: `float` of `float | None`."""
+    said = parameter.annotation if parameter.annotation is not parameter.empty else type(parameter.default)
+    return said.__name__ if isinstance(said, type) else str(said).partition(" | ")[0]
+
+
+def _as_int(value: Any, parameter: inspect.Parameter) -> Any:
     """A float without a fraction as an int, where the parameter is one: 1e2 is 100."""
-    return whole(value) if type(default) is int else value
+    return whole(value) if _kind(parameter) == "int" else value
 
 
-def _fits(value: Any, default: Any) -> bool:
-    """Whether a value is of the kind of a parameter's default; a whole number is a number, true and false are not."""
-    if default is None or default is inspect.Parameter.empty:
+def _fits(value: Any, parameter: inspect.Parameter) -> bool:
+    """Whether a value is of the kind of a parameter; a whole number is a number, true and false are not."""
+    kind = _kind(parameter)
+    if kind not in ("bool", "int", "float", "str"):
         return True
-    return type(value) is type(default) or (type(default) is float and type(value) is int)
+    if value is None:
+        return parameter.default is None
+    return type(value).__name__ == kind or (kind == "float" and type(value) is int)

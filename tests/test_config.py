@@ -333,6 +333,8 @@ def test_a_whole_number_of_a_stabiliser_or_an_estimator_may_be_written_as_a_floa
     assert type(prepared.learner.keepers["rollback"].patience) is int
     with pytest.raises(ConfigError, match=r"stabilizer.rollback.patience is 1.5; it must be of type int"):
         prepare(compose([*steps, "stabilizer=rollback", "stabilizer.rollback.patience=1.5"])[0])
+    with pytest.raises(ConfigError, match=r"stabilizer.rollback.end_drop is 'all'; it must be of type float"):
+        prepare(compose([*steps, "stabilizer=rollback", "stabilizer.rollback.end_drop=all"])[0])
 
 
 FILES = [

@@ -63,7 +63,12 @@ class WarmUp(Phase):
         episodes: that a teacher plays, where the demonstrations are a run's folder.
     """
 
-    bounds: ClassVar = {"share": {"ge": 0, "le": 1}, "batch_size": {"ge": 1}, "episodes": {"ge": 1}}
+    bounds: ClassVar = {
+        "share": {"ge": 0, "le": 1},
+        "batch_size": {"ge": 1},
+        "learning_rate": {"gt": 0},
+        "episodes": {"ge": 1},
+    }
 
     def __init__(
         self,
@@ -84,8 +89,6 @@ class WarmUp(Phase):
         episodes: int = 20,
     ) -> None:
         rate = initial_learning_rate if learning_rate is None else learning_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
-            raise ValueError(f"learning_rate is {rate}; it must be > 0, or null for that of the run")
         self.demonstrations = steps = Demonstrations.load(demonstrations, policy, actions, episodes)
         length = steps.mean_length or min(len(steps), episode_limit or len(steps))
         iterations = math.ceil(total_steps / (rollout_steps or num_envs * length))

@@ -202,7 +202,10 @@ class Config:
     total_steps: int = key(100_000, "environment steps of one member", ge=1)
     num_envs: int = key(8, "environments of one member (GRPO: a multiple of algo.group_size)", ge=1)
     processes: int | None = key(
-        None, "processes that the members are shared out to; null: one for each core, of four members or more", ge=1
+        None,
+        "processes that the members are shared out to; null: one for each core, of four members or more, and a core "
+        "that is left goes through PPO's critic",
+        ge=1,
     )
     device: str = key("cpu", "where networks live", choices=("cpu",))
     stop_at: int | None = key(

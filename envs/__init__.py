@@ -112,7 +112,7 @@ def make(
     if render_mode is not None:  # not every environment knows the argument
         kwargs["render_mode"] = render_mode
 
-    def copy() -> gymnasium.Env[Any, Any]:
+    def copy() -> Guarded:
         env = made(id, spec, max_episode_steps, kwargs)
         return Guarded(env, flatten_images, action_mask)
 

@@ -25,13 +25,13 @@ import numpy as np
 import rlkit
 from rlkit.build import build_learner, to_config
 from rlkit.comparison import FALL, bootstrap, fallen, probability_of_improvement, volatility, worst_drop
+from rlkit.cores import cores
 from rlkit.files import write_csv
 from rlkit.interquartile import interquartile_mean
 from rlkit.job import use_threads
 from rlkit.loop import Learner
 from rlkit.overrides import literal
 from rlkit.recorded import read_metrics
-from rlkit.team import cores
 from rlkit.train import compose
 
 Overrides = dict[str, Any]

@@ -34,6 +34,7 @@ from rlkit.conf.schema import (
     within,
 )
 from rlkit.conf.typed import typed, whole
+from rlkit.cores import critic_has_a_core
 from rlkit.envs import MaskedVectorEnv
 from rlkit.evaluate import Evaluator
 from rlkit.exploration import EXPLORATIONS, Exploration
@@ -48,6 +49,7 @@ from rlkit.optimizer import Adam
 from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
 from rlkit.schedules import SCHEDULES, Schedule
+from rlkit.second_core import SecondCore
 from rlkit.streams import Purpose, Streams
 
 EVALUATION_LANES = 4096  # native evaluation environments at once, all members together
@@ -291,6 +293,9 @@ def build_learner(config: Config) -> Learner:
         elif isinstance(algo, GRPOConfig):
             shape = {"group_size": algo.group_size, "groups": algo.groups}
         collector = recipe.collector(envs, actions, streams, exploration=exploration, **shape)
+        second = None
+        if policy.critic is not None and isinstance(algo, PPOConfig) and critic_has_a_core(config):
+            second = SecondCore(policy.critic, algo.num_steps * config.num_envs)
     except Exception as error:
         envs.close()
         if isinstance(error, ValueError):
@@ -306,6 +311,7 @@ def build_learner(config: Config) -> Learner:
         settings=settings,
         streams=streams,
         total_steps=config.total_steps,
+        second=second,
         sync_every=algo.sync_every,
         keepers=keepers,
         phases={name: piece for name, piece in pieces.items() if isinstance(piece, Phase)},

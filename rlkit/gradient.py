@@ -24,6 +24,7 @@ from rlkit.link import Chain, Link
 from rlkit.mlp import CACHED_ROWS, SHORTEST_PIECE, ByHand, StackedMLP
 from rlkit.optimizer import Adam
 from rlkit.policy import LOG_STD_RANGE, Out, Policy, shifted
+from rlkit.second_core import SecondCore
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -237,9 +238,12 @@ class Gradient:
     """Finds gradients on minibatches, each the sum over members of d loss / d parameters.
 
     Made anew for each update, since it holds arrays over the memory of the weights.
+
+    Args:
+        second: goes through the critic, if it is given, while the actor is gone through here.
     """
 
-    def __init__(self, policy: Policy, chain: Chain, optimizer: Adam) -> None:
+    def __init__(self, policy: Policy, chain: Chain, optimizer: Adam, second: SecondCore | None = None) -> None:
         self.policy, self.params = policy, optimizer.params
         self.chain, self.penalties = Chain(), Chain()  # losses through the outputs; through parameters, in closed form
         for name, link in chain.links.items():
@@ -252,15 +256,18 @@ class Gradient:
         self.actor = self._by_hand(policy.actor)
         self.trunk = None if policy.trunk is None else self._by_hand(policy.trunk)
         self.critic = None if policy.critic is None else self._by_hand(policy.critic)
+        self.second = second
         self.log_std = None if policy.log_std is None else as_array(policy.log_std.detach().mT, xp)
         # the critic's mean and std, [M, 1]; () where its output is V
         self.units = tuple(as_array(x, xp) for x in policy.value_scale.units()) if policy.value_scale else ()
         self.in_pieces = xp is np
 
     def _by_hand(self, network: StackedMLP) -> ByHand:
-        # the gradient of a parameter that is not learned goes to a place that nobody reads
-        places = [[self.places.get(p, torch.empty_like(p)).detach() for p in layer] for layer in network.layers]
-        return network.by_hand(self.xp, places)
+        return network.by_hand(self.xp, self._places(network))
+
+    def _places(self, network: StackedMLP) -> list[list[Tensor]]:
+        """Where the gradients of a network's layers go; that of a parameter which is not learned is read by nobody."""
+        return [[self.places.get(p, torch.empty_like(p)).detach() for p in layer] for layer in network.layers]
 
     def prepared(self, batch: Batch) -> Batch:
         """Return the batch with what no step of an update changes: the networks' input."""
@@ -275,12 +282,17 @@ class Gradient:
         number = min(batch.members * batch.height // CACHED_ROWS, batch.height // SHORTEST_PIECE)
         pieces: Iterable[Rows] = whole.parts(-(-batch.height // number)) if self.in_pieces and number > 1 else [whole]
         found: list[tuple[Any, Any, Any]] = []  # output, log_prob, value of each piece
+        second = self.second if self.second is not None and batch.height <= self.second.rows else None
         for rows in pieces:
             x = rows.obs if self.policy.normalizer is None else rows.input
             if self.trunk is not None:
                 x = self.trunk.forward(x)
+            if second is not None:
+                second.begin(x)
             output = self.actor.forward(x)
-            value = None if self.critic is None else self._scaled(self.critic.forward(x)[:, 0])
+            value = None
+            if self.critic is not None:
+                value = self._scaled((self.critic.forward(x) if second is None else second.forward())[:, 0])
             head = self._head(output, rows)
             seen = Evaluated(self.xp, head.log_prob, value, self.units[1] if self.units else None)
             by, closed, rest = self._by_links(seen, rows)
@@ -289,8 +301,10 @@ class Gradient:
                     self.in_pieces = False
                     return self(batch)
                 terms, by_params = self._by_autograd(rest, output, value, batch, by)
-            self._backward(self._by_output(head, output, by, rows), by.get("value"), more=bool(found))
+            self._backward(self._by_output(head, output, by, rows), by.get("value"), second, more=bool(found))
             found.append((output, head.log_prob, value))
+        if second is not None and self.policy.critic is not None:
+            second.fetch(self._places(self.policy.critic))
         if rest.links:
             for p, by_param in zip(self.params, by_params, strict=True):
                 if by_param is not None:
@@ -408,17 +422,22 @@ class Gradient:
             by[name] = by[name] + part if name in by else part
         return {name: term.detach() for name, term in terms.items()}, found[len(leaves) :]
 
-    def _backward(self, by_output: Any, by_value: Any, more: bool) -> None:
+    def _backward(self, by_output: Any, by_value: Any, second: SecondCore | None, more: bool) -> None:
         """Go back through the networks from d loss / d output and d loss / d value, if the loss knows the value.
 
         Args:
+            second: what goes back through the critic, if that is not done here.
             more: add to the gradient of other rows.
         """
         shared = self.trunk is not None
-        by_features = self.actor.backward(by_output, shared, more)
+        by_raw = None
         if self.critic is not None and by_value is not None:
-            by_raw = by_value * self.units[1] if self.units else by_value
-            by_input = self.critic.backward(by_raw[:, None], shared, more)
+            by_raw = (by_value * self.units[1] if self.units else by_value)[:, None]
+            if second is not None:
+                second.backward(by_raw, more)
+        by_features = self.actor.backward(by_output, shared, more)
+        if self.critic is not None and by_raw is not None and second is None:
+            by_input = self.critic.backward(by_raw, shared, more)
             by_features = by_features + by_input if shared else None
         if self.trunk is not None:
             self.trunk.backward(by_features, more=more)

@@ -60,9 +60,10 @@ def prepare(raw: DictConfig, processes: int | None = None, threads: int = 1) -> 
     """
     from rlkit.build import build_evaluator, build_learner, to_config
     from rlkit.conf.schema import ConfigError
+    from rlkit.cores import num_processes
     from rlkit.evaluate import Evaluator
     from rlkit.session import FINAL_EPISODES
-    from rlkit.team import Team, num_processes
+    from rlkit.team import Team
 
     config = to_config(raw)
     use_threads(threads)

@@ -21,6 +21,7 @@ from rlkit.optimizer import Adam
 from rlkit.phases.phase import Phase
 from rlkit.policy import Policy
 from rlkit.schedules import Schedule
+from rlkit.second_core import SecondCore
 from rlkit.streams import Purpose, Streams
 from rlkit.update import UpdateRecord, UpdateRows, last_kl, statistics, update
 
@@ -57,6 +58,7 @@ class Learner:
     total_steps: int
     keepers: dict[str, Keeper] = field(default_factory=dict)
     phases: dict[str, Phase] = field(default_factory=dict)  # come before the first iteration
+    second: SecondCore | None = None  # goes through the critic in updates
     sync_every: int = 1  # iterations between two copies of the policy to the one that collects; 1: no copy is made
     iteration: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)  # of the last iteration, "area/name" -> [M]
@@ -109,8 +111,10 @@ class Learner:
         self.frozen[member] = True
 
     def close(self) -> None:
-        """End the environments."""
+        """End the environments, and the process beside this one."""
         self.collector.close()
+        if self.second is not None:
+            self.second.close()
 
     def begin(self) -> list[Event]:
         """Go through the phases that come before the first iteration, if it is still to come; tell what they did."""
@@ -213,6 +217,7 @@ class Learner:
             num_minibatches=s.num_minibatches,
             rngs=self.streams.open(Purpose.ORDER, self.iteration),
             target_kl=s.target_kl,
+            second=self.second if self.second is not None and self.second.ready() else None,
         )
 
     def measure(self, record: UpdateRecord, batch: Batch, detail: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
@@ -31,24 +30,7 @@ from rlkit.keepers.keeper import Event, copied
 from rlkit.orphan import end_with_parent
 from rlkit.policy import Policy
 
-MEMBERS_EACH = 4  # a process of its own pays from so many members on
 PATIENCE = 5.0  # seconds that a process has to end by itself
-
-
-def cores() -> int:
-    """Cores this process may use: those it is bound to, or fewer if OMP_NUM_THREADS says so."""
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return min(bound, int(wanted)) if wanted.isdigit() and int(wanted) else bound
-
-
-def num_processes(config: Config) -> int:
-    """How many processes the members of a run are shared out to."""
-    if multiprocessing.current_process().daemon:  # a worker of a multiprocessing.Pool may have no processes of its own
-        return 1
-    if config.processes is not None:
-        return min(config.processes, config.members)
-    return max(1, min(cores(), config.members // MEMBERS_EACH))
 
 
 def parts(members: int, number: int) -> list[range]:
@@ -108,7 +90,7 @@ class Team:
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         for part in self.parts:
             ours, theirs = context.Pipe()
-            share = replace(config, seed=config.seed + part.start, members=len(part))
+            share = replace(config, seed=config.seed + part.start, members=len(part), processes=1)
             inherited = [*self._pipes, ours] if sys.platform == "linux" else []
             process = context.Process(
                 target=work, args=(theirs, share, part.start, inherited), name=f"members {part.start} to {part[-1]}"

@@ -73,13 +73,14 @@ class Show:
 
     def start(self, study: Study, trials: int) -> None:
         """What is searched, and what is known already."""
-        from rlkit.build import evaluation_limit, time_limit
+        from rlkit.build import evaluation_limit, time_limit, to_config
 
         plan, best = study.plan, study.best()
         self.line(f"{plan.config.env.name} {plan.config.algo.name}: {trials} trials in {study.folder}", "bold")
         self.line(f"{plan.seeds}, {plan.config.total_steps:,} steps each, {len(plan.space)} keys searched")
-        limit = evaluation_limit(plan.config)
-        if limit != time_limit(plan.config):
+        config = to_config(plan.config)
+        limit = evaluation_limit(config)
+        if limit != time_limit(config):
             self.line(f"evaluation episodes are cut at {limit:,} steps (eval.max_episode_steps)")
         if study.done():
             self.line(f"{study.done()} of the trials are there" + (f", the best is {_named(best)}" if best else ""))

@@ -16,6 +16,7 @@ from rlkit.link import Chain
 from rlkit.losses import exact_kl
 from rlkit.optimizer import Adam, StepResult
 from rlkit.policy import Out, Policy
+from rlkit.second_core import SecondCore
 
 KL_STOP_FACTOR = 1.5  # an update stops at this multiple of `target_kl`, as Stable-Baselines3 and Spinning Up do
 
@@ -85,6 +86,7 @@ def update(
     num_minibatches: int,
     rngs: list[np.random.Generator],
     target_kl: float | None = None,
+    second: SecondCore | None = None,
 ) -> UpdateRecord:
     """Improve the policy on a batch and return the record of every step.
 
@@ -94,9 +96,10 @@ def update(
         rngs: one generator for each member, for the order of minibatches.
         target_kl: a member whose KL(pi_old || pi) on a minibatch exceeds 1.5 times this takes no further step in this
             update; the check comes before the step, on the exact KL, which is never negative.
+        second: goes through the critic, if it is given.
     """
     record = UpdateRecord()
-    gradient = Gradient(policy, chain, optimizer)
+    gradient = Gradient(policy, chain, optimizer, second)
     for epoch, mini in minibatches(gradient.prepared(batch), num_epochs, num_minibatches, rngs):
         found = gradient(mini)
         if target_kl is not None:

@@ -227,7 +227,7 @@ def test_the_number_of_processes_and_threads_is_that_of_the_checkpoint(tmp_path,
     assert (state["about"]["processes"], state["about"]["threads"]) == (2, 1)
     state["about"]["threads"] = 2
     checkpoint.save(tmp_path / "run" / "checkpoint.pt", {k: v for k, v in state.items() if k != "format"})
-    monkeypatch.setattr("rlkit.team.num_processes", lambda config: 1)  # as where no process may be started
+    monkeypatch.setattr("rlkit.cores.num_processes", lambda config: 1)  # as where no process may be started
     run = resume(tmp_path / "run", show="plain")
     assert (run.summary["processes"], run.summary["threads"]) == (1, 2)
     assert "processes=1, not 2: equal up to rounding" in capsys.readouterr().out

@@ -21,11 +21,12 @@ from rlkit import team as module
 from rlkit.build import build_learner, to_config
 from rlkit.collect import NonFiniteError
 from rlkit.conf.schema import Config, ConfigError
+from rlkit.cores import cores, num_processes
 from rlkit.evaluate import Evaluator
 from rlkit.faults import Fault
 from rlkit.loop import Learner
 from rlkit.session import FINAL_EPISODES
-from rlkit.team import Team, cores, num_processes, parts
+from rlkit.team import Team, parts
 from rlkit.train import compose
 
 
@@ -242,7 +243,7 @@ def test_a_worker_of_a_pool_trains_without_processes_of_its_own(tmp_path):
 
 
 def test_one_member_is_no_team(monkeypatch):
-    monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.setattr("rlkit.cores.cores", lambda: 8)
     from rlkit.train import prepare
 
     prepared = prepare(compose(["tuned=none"])[0])

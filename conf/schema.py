@@ -255,7 +255,7 @@ def type_in_words(f: dataclasses.Field[Any]) -> str:
 def allowed(bounds: dict[str, Any]) -> str:
     """Say bounds in words: "> 0", "between 0 and 1", "one of a, b"."""
     if "choices" in bounds:
-        return "one of " + ", ".join(bounds["choices"])
+        return ("one of " if bounds["choices"][1:] else "") + ", ".join(bounds["choices"])
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     return " and ".join(f"{signs[name]} {bound:g}" for name, bound in bounds.items())
 

@@ -227,8 +227,13 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         self._state = AsyncState.DEFAULT
         ended = wait([process.sentinel for process in self.processes], timeout=5.0)
         dead = [lane for lane, process in enumerate(self.processes) if process.sentinel in ended]
+        status = [self.processes[lane].exitcode for lane in dead]
         self.close(terminate=True)
-        return EnvironmentFailure(f"the worker process of environment {dead} ended unexpectedly")
+        if not dead:
+            return EnvironmentFailure("a worker process of the environments does not answer")
+        more = f", and {len(dead) - 1} more with it" if dead[1:] else ""
+        failure = EnvironmentFailure(f"lost its worker process, which ended with status {status[0]}{more}")
+        return failure.in_lane(dead[0], self.num_envs, self.members)
 
 
 def _worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:

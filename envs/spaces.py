@@ -71,6 +71,8 @@ class ActionSpec:
         Raises:
             ValueError: it has another size or other numbers, or forbids every action of a head.
         """
+        if given is None or isinstance(given, str):
+            raise ValueError(f"{name} is {given!r}; it must have {sum(self.sizes)} numbers, one for each action")
         numbers = _end_to_end(given)
         mask: Array = numbers == 1
         if len(mask) != sum(self.sizes):

@@ -171,7 +171,8 @@ def time_limit(config: Config) -> int | None:
     limit = getattr(config.algo, "max_episode_steps", None) or spec.max_episode_steps
     if limit is None and config.algo.name == "grpo":
         raise ConfigError(
-            f"{config.env.id} has no time limit, and a GRPO episode must end: algo.max_episode_steps must be >= 1"
+            f"{config.env.id} has no time limit, and a GRPO episode must end: algo.max_episode_steps must say after "
+            "how many steps"
         )
     return limit
 
@@ -293,9 +294,7 @@ def build_learner(config: Config) -> Learner:
         elif isinstance(algo, GRPOConfig):
             shape = {"group_size": algo.group_size, "groups": algo.groups}
         collector = recipe.collector(envs, actions, streams, exploration=exploration, **shape)
-        second = None
-        if policy.critic is not None and isinstance(algo, PPOConfig) and critic_has_a_core(config):
-            second = SecondCore(policy.critic, algo.num_steps * config.num_envs)
+        second = _second_core(config, policy)
     except Exception as error:
         envs.close()
         if isinstance(error, ValueError):
@@ -316,6 +315,13 @@ def build_learner(config: Config) -> Learner:
         keepers=keepers,
         phases={name: piece for name, piece in pieces.items() if isinstance(piece, Phase)},
     )
+
+
+def _second_core(config: Config, policy: Policy) -> SecondCore | None:
+    """The process that goes through the critic in updates, where it has a core."""
+    if policy.critic is None or not isinstance(config.algo, PPOConfig) or not critic_has_a_core(config):
+        return None
+    return SecondCore(policy.critic, config.algo.num_steps * config.num_envs)
 
 
 def evaluation_lanes(config: Config, episodes: int) -> int:

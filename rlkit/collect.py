@@ -363,16 +363,19 @@ def put_final_obs(target: np.ndarray, info: dict[str, Any], ended: np.ndarray) -
 
 
 def check_finite(name: str, x: np.ndarray, num_envs: int, first: int = 0) -> None:
-    """Raise NonFiniteError naming member, environment, step and field if x [T, M*N, ...] is not finite.
+    """Raise NonFiniteError naming member, environment and step if x [T, M*N, ...] is not finite.
 
     Args:
-        first: step of the rollout at which x begins.
+        name: of the column: reward, obs (before a step) or final_obs (after it).
+        first: row of the rollout at which x begins.
     """
     if np.isfinite(x).all():
         return
-    step, lane = np.argwhere(~np.isfinite(x))[0][:2] + (first, 0)
+    row, lane = np.argwhere(~np.isfinite(x))[0][:2] + (first, 0)
+    what, step = ("reward" if name == "reward" else "observation"), row + (name != "obs")
+    where = f"in step {step}" if step else "at the start"
     raise NonFiniteError(
-        f"environment {lane % num_envs} of member {{member}} gave a non-finite {name} at step {step} of the rollout",
+        f"environment {lane % num_envs} of member {{member}} gave a non-finite {what} {where} of the rollout",
         int(lane // num_envs),
     )
 

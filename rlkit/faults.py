@@ -89,8 +89,9 @@ def sentence(error: Exception) -> str:
     if missing and missing[1] in GROUPS:
         return unknown(missing[1], missing[2], options(missing[1]))
     unread = re.match(r"Error parsing override '(.*)'", text)
-    if unread:
-        return f"{unread[1]} cannot be read; write key=value, and quote a value with special characters"
+    given = unread[1] if unread else getattr(error, "override", None)  # of the parser itself
+    if given:
+        return f"{given} cannot be read; write key=value, and quote a value with special characters"
     several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if several:
         return f"{several[1]} is {several[2]}, several values; add -m to train each of them in turn"
@@ -149,7 +150,7 @@ def no_such_key(name: str) -> str:
         return f"{name} is not a key of the stabiliser {entry}, which has {keys_held}{_nearest(own, held, 0.6)}"
     if name in known:
         return f"{name} is a key of algo={known[name][0]} alone"
-    hint = _nearest(name, [*known, *GROUPS], 0.6) or "; --help lists the keys"
+    hint = _nearest(name, [*known, *(() if rest else GROUPS)], 0.6) or "; --help lists the keys"
     return f"{name} is not a key of this configuration{hint}"
 
 

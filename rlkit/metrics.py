@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.conf.schema import ConfigError
 from rlkit.console import make_console
 from rlkit.events import EVENT_FILE, Board, charts
 from rlkit.files import append, make_folder, rewind, sizes, write_text
@@ -55,7 +56,7 @@ class Logger:
     ) -> None:
         self.members = members
         self._folder = Path(folder)
-        self._names = [f"member_{m:0{max(2, len(str(members - 1)))}}" for m in range(members)]
+        self._names = _member_names(members)
         self._console = make_console(show, members, total_steps, title)
         kept = {} if resumed is None else resumed.get("files", {})
         now = sizes(self._folder, self._files())
@@ -204,6 +205,47 @@ def _float32(values: Any) -> np.ndarray:
         return np.asarray(values, dtype=np.float32)
 
 
+def _member_names(members: int) -> list[str]:
+    """Names of the members' columns and folders."""
+    return [f"member_{m:0{max(2, len(str(members - 1)))}}" for m in range(members)]
+
+
+def _header(columns: Sequence[str]) -> str:
+    """The first line of a `metrics.csv`."""
+    return ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
+
+
+def _whole_lines(path: Path, header: str) -> tuple[str, str]:
+    """The text of a `metrics.csv`, and its lines that are whole; both empty where there is none.
+
+    Raises:
+        ValueError: its first line is another than the header, or it is no text.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole and not whole.startswith(header):
+        raise ValueError(f"its first line must be {header.rstrip()}")
+    return text, whole
+
+
+def check_metrics(path: Path, members: int) -> None:
+    """Refuse a `metrics.csv` that a run cannot go on writing to.
+
+    Raises:
+        ConfigError: it is damaged; a last line that is not whole is not.
+    """
+    header = _header(_member_names(members) if members > 1 else [])
+    try:
+        _, whole = _whole_lines(path, header)
+        for number, line in enumerate(whole.splitlines()[1:], 2):
+            cells = line.split(",")
+            if len(cells) != header.count(",") + 1 or not cells[0].isdigit() or not math.isfinite(float(cells[1])):
+                raise ValueError(f"line {number} is {line[:60]!r}")
+    except ValueError as error:
+        remedy = "without the file the run goes on, with the entries that are still to come"
+        raise ConfigError(f"{path} is damaged: {error}; {remedy}") from error
+
+
 class MetricsFile:
     """`metrics.csv`: a row for each scalar of each log entry; the cell of a nan is empty.
 
@@ -215,19 +257,15 @@ class MetricsFile:
         last: steps of the last entry that was there; 0 for none.
 
     Raises:
-        ValueError: the file that exists has other columns.
+        ValueError: the file that exists has other columns, or is no text.
     """
 
     def __init__(self, path: Path, columns: list[str]) -> None:
         self._path, self._columns = path, columns
         self._start = time.monotonic()
-        header = ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
+        header = _header(columns)
         make_folder(path.parent)
-        text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole and not whole.startswith(header):
-            members = len(columns) or 1
-            raise ValueError(f"{path} has other columns than a run of members={members}: use a new folder")
+        text, whole = _whole_lines(path, header)
         if text != whole or not whole:
             write_text(path, whole or header)
         last = whole.splitlines()[-1:]

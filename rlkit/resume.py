@@ -19,6 +19,7 @@ from rlkit.conf.typed import typed
 from rlkit.faults import no_such_key, wrong_type
 from rlkit.files import locked, make_folder, write_text, writing
 from rlkit.job import Prepared, Run, conduct, machine, prepare
+from rlkit.metrics import check_metrics
 from rlkit.saved import OVERRIDES, SETTINGS, read_config, read_overrides, read_settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), show: str = "auto"
     folder = Path(folder)
     config = settings(folder, overrides)
     with locked(folder):
+        check_metrics(folder / "metrics.csv", config.members)
         resumed = find(folder, config)
         before = resumed.state.get("about", {})
         prepared = prepare(config, before.get("processes"), before.get("threads", 1))
@@ -78,7 +80,7 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), show: str = "auto"
             for path in (folder / "summary.json", *(folder / f"{name}.tmp" for name in WRITTEN)):
                 with writing(path):
                     path.unlink(missing_ok=True)  # of before, or of a process that was killed
-            return conduct(prepared, folder, show, resumed)
+            return conduct(prepared, folder.absolute(), show, resumed)
         finally:
             prepared.close()
 
@@ -150,7 +152,11 @@ def find(folder: Path, config: DictConfig) -> Resumed:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if found is None:
-        return Resumed({}, notes=["no checkpoint had been written: the run begins again"])
+        if (folder / "summary.json").exists():  # written after a checkpoint
+            raise ConfigError(
+                f"{folder / checkpoint.NEWEST} is gone, without which the run cannot go on; begin a new one"
+            )
+        return Resumed({}, notes=["there is no checkpoint yet: the run begins again"])
     path, state, faults = found
     made = round(state["learner"]["collector"]["env_steps"].double().mean().item())  # as the console shows it
     notes = [*map(str, faults), f"the run goes on at {made:,} steps, from {path.name}"]
@@ -183,13 +189,13 @@ def restore(prepared: Prepared, resumed: Resumed, folder: Path) -> None:
         raise ConfigError(f"the checkpoint in {folder} does not fit its configuration: {reason}") from error
     if prepared.processes != state["about"]["processes"]:
         resumed.notes.append(f"processes={prepared.processes}, not {state['about']['processes']}: equal up to rounding")
-    made = int(learner.env_steps.max())
+    made, before = int(learner.env_steps.max()), state["about"]["total_steps"]
+    if made >= config.total_steps != before:
+        raise ConfigError(f"total_steps is {config.total_steps}, but {made:,} steps are made; it must be more")
     if not bool(learner.running.any()) and (folder / "summary.json").exists():
-        if made < config.total_steps:
-            raise ConfigError(f"the run in {folder} is finished: no member would learn any more")
-        raise ConfigError(
-            f"total_steps is {config.total_steps}, and the run in {folder} is finished with {made:,} steps; to go on "
-            "it must be more"
-        )
+        why, remedy = "no member would learn any more", ""
+        if made >= config.total_steps:
+            why, remedy = f"{made:,} of {before:,} steps", "; to go on give a larger total_steps"
+        raise ConfigError(f"the run in {folder} is finished: {why}{remedy}")
     if config.stop_at is not None and config.stop_at <= made:
         raise ConfigError(f"stop_at is {config.stop_at}, but {made:,} steps are made; it must be more, or left out")

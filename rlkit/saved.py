@@ -129,12 +129,12 @@ class SavedRun:
 
 def _instead(folder: Path, damaged: str) -> str:
     """Say what can be read where a checkpoint is damaged."""
-    from rlkit.keepers.checkpoint import DamagedError, load, older
+    from rlkit.keepers.checkpoint import load, older
 
     def whole(file: Path) -> bool:
         try:
             load(file)
-        except (FileNotFoundError, DamagedError, ValueError):
+        except (FileNotFoundError, ValueError):
             return False
         return True
 

@@ -183,7 +183,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--num-envs", type=int, metavar="N", help="environments of a member at once (as in training)")
     made.add_argument("--max-episode-steps", type=int, metavar="N", help="cut episodes there (eval.max_episode_steps)")
     made.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all numbers; without FILE print them")
-    made.add_argument("--video", nargs="?", const="", metavar="PATH", help="a file, or a folder (RUN/videos)")
+    made.add_argument(
+        "--video",
+        nargs="?",
+        const="",
+        metavar="PATH",
+        help="record the member that is best here: a file, or a folder (RUN/videos)",
+    )
     made.add_argument("--render", choices=("human",), help="show episodes in a window")
     return made
 
@@ -215,7 +221,10 @@ def _open(options: argparse.Namespace, stages: ExitStack) -> tuple[SavedRun, ran
 
     if (fault := problem(options)) is not None:
         raise ConfigError(fault)
+    own = (options.run / "summary.json").absolute()
     if options.json not in (None, "-"):
+        if Path(options.json).suffix != ".json" or Path(options.json).absolute() == own:
+            raise ConfigError(f"--json is {options.json}; it must end in .json, and not be the run's own summary.json")
         check_place(Path(options.json), "--json")
     if options.video is not None:
         check(video_file(options), f"--video is {options.video or video_file(options)}")

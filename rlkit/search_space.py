@@ -123,7 +123,9 @@ def _read(path: Path | None, algo: str) -> dict[str, Any]:
     file = path or files("rlkit.conf").joinpath("search", f"{algo}.yaml")
     try:
         entries = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeError, YAMLError, OmegaConfBaseException) as error:
+    except OSError as error:
+        raise ConfigError(f"--space is {path}, which cannot be read: {error.strerror}") from error
+    except (UnicodeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"--space is {path}, which cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(entries, dict):
         raise ConfigError(f"--space is {path}, which holds a list; it must hold a line `key: {{...}}` for each key")

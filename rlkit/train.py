@@ -54,6 +54,8 @@ def compose(overrides: list[str]) -> tuple[DictConfig, Path]:
             config = hydra_compose("config", overrides, return_hydra_config=True)
             if OmegaConf.is_missing(config.env, "id"):  # before the folder, which is named after it
                 raise ConfigError(missing("env.id"))
+            if not config.hydra.run.dir:
+                raise ConfigError("hydra.run.dir is empty; it must be a new folder")
             folder = Path(config.hydra.run.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(sentence(error)) from error

@@ -184,7 +184,7 @@ def test_an_environment_that_fails_is_one_line_and_status_1(tmp_path, monkeypatc
     monkeypatch.setitem(gymnasium.registry, "Broken-v0", EnvSpec("Broken-v0", Broken, max_episode_steps=500))
     status, _, err = call(tmp_path, "env=gym", "env.id=Broken-v0", "algo=ppo", "num_envs=2")
     assert status == 1
-    assert err == "rlkit: environment 0 of member 0 gave a non-finite reward at step 9 of the rollout\n"
+    assert err == "rlkit: environment 0 of member 0 gave a non-finite reward in step 10 of the rollout\n"
     assert not list(tmp_path.glob("runs/*/*/*/checkpoint.pt"))
 
 

@@ -473,7 +473,7 @@ AT_ODDS = [
     (["algo.schedule.clip.final=-1"], "algo.schedule.clip.final is -1", ">= 0"),
     (["stop_when_solved=true", "eval.every=0"], "eval.every is 0", "stop_when_solved"),
     (["stop_when_solved=true", "env=gym", "env.id=Pendulum-v1"], "stop_when_solved", "no reward threshold"),
-    (["device=cuda"], "device is cuda", "one of cpu"),
+    (["device=cuda"], "device is cuda", "it must be cpu"),
 ]
 
 

@@ -280,7 +280,7 @@ def test_a_worker_that_dies_is_named_and_the_others_end():
     envs.reset(seed=0)
     envs.step(np.zeros(3, int))
     processes = list(envs.processes)
-    with pytest.raises(RuntimeError, match=r"worker process of environment \[1\] ended unexpectedly"):
+    with pytest.raises(RuntimeError, match="environment 1 of member 0 lost its worker process, which ended with"):
         envs.step(np.full(3, 2), np.array([False, True, False]))
     assert envs.closed and not any(process.is_alive() for process in processes)
 

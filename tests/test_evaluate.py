@@ -303,17 +303,21 @@ def test_json_without_a_file_is_all_there_is_on_standard_output(trained, capsys)
             "--max-episode-steps is 501; it must be <= 500, the time limit of CartPole-v1 in this run",
         ),
         (["--json", f"{__file__}/a/b.json"], f"--json is {__file__}/a/b.json, but {__file__} is not a folder"),
-        (["--json", "/"], "--json is /, which is not a file"),
-        (["--json", "/dev/full"], "--json is /dev/full, which is not a file"),
-        (["--json", "x" * 300], f"--json is {'x' * 300}, which cannot be used: File name too long"),
+        (["--json", "/"], "--json is /; it must end in .json, and not be the run's own summary.json"),
+        (["--json", "/dev/full"], "--json is /dev/full; it must end in .json"),
+        (["--json", "{run}/checkpoint.pt"], "--json is {run}/checkpoint.pt; it must end in .json"),
+        (["--json", "{run}/summary.json"], "--json is {run}/summary.json; it must end in .json, and not be the run's"),
+        (["--json", "x" * 300 + ".json"], f"--json is {'x' * 300}.json, which cannot be used: File name too long"),
         (["--json", "/proc/a/b.json"], "--json is /proc/a/b.json, but /proc cannot be written to: "),
         (["--video", "/proc/a.mp4"], "--video is /proc/a.mp4, but /proc cannot be written to: "),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(trained, options, sentence, capsys):
-    assert main([str(trained("grpo").folder), *options]) == 2
+    run = str(trained("grpo").folder)
+    assert main([run, *(option.replace("{run}", run) for option in options)]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"rlkit: {sentence}") and said.err.count("\n") == 1
+    assert said.out == "" and said.err.startswith(f"rlkit: {sentence.replace('{run}', run)}")
+    assert said.err.count("\n") == 1
 
 
 def test_a_run_that_is_not_there_or_damaged_is_one_sentence(trained, tmp_path, capsys):

@@ -186,7 +186,7 @@ def test_a_resumed_run_continues_its_file(tmp_path: Path) -> None:
     assert 50.0 <= float(_rows(tmp_path)[1]["wall_seconds"]) < 60.0
     assert path.read_text().count("wall_seconds") == 1
     assert _points(tmp_path, "a/x") == [(1, 1.0), (2, 1.0)]
-    with pytest.raises(ValueError, match="members=3"):
+    with pytest.raises(ValueError, match="its first line must be step,wall_seconds,name,value,"):
         _logger(tmp_path, members=3)
 
 

@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,8 +335,8 @@ REFUSED = {
     "a wrong type": (["total_steps=many"], "total_steps is many; it must be a whole number"),
     "a wrong value": (["eval.every=-1"], "eval.every is -1; it must be >= 0"),
     "a stop that is past": (["total_steps=900", "stop_at=64"], "stop_at is 64, but 640 steps are made"),
-    "no more to do": ([], "is finished with 640 steps; to go on it must be more"),
-    "fewer steps": (["total_steps=600"], "total_steps is 600, and the run in .* is finished with 640 steps"),
+    "no more to do": ([], "is finished: 640 of 640 steps; to go on give a larger total_steps"),
+    "fewer steps": (["total_steps=600"], "total_steps is 600, but 640 steps are made; it must be more"),
 }
 # fmt: on
 
@@ -356,6 +357,29 @@ def test_what_cannot_be_resumed_so_is_refused_and_nothing_changes(name, finished
     with pytest.raises(ConfigError, match=sentence):
         resume(finished, overrides, "off")
     assert listing(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda text: text.replace(b"step,", b"steps,", 1), "its first line must be step,wall_seconds,name,value;"),
+        (lambda text: text.partition(b"\n")[2], "its first line must be step,wall_seconds,name,value;"),
+        (lambda text: b"\xa5\xff" * 500, "can't decode byte"),
+        (lambda text: text.replace(b"\n128,", b"\n12x8,", 1), "line [0-9]+ is '12x8,"),
+        (lambda text: text + b"640,1.0\n", "line [0-9]+ is '640,1.0'"),
+    ],
+    ids=["another header", "no header", "no text", "no number", "too short"],
+)
+def test_damaged_metrics_are_refused_and_nothing_changes(finished, tmp_path, damage, sentence):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    file = folder / "metrics.csv"
+    text = file.read_bytes()
+    file.write_bytes(damage(text))
+    assert file.read_bytes() != text
+    before = listing(folder)
+    with pytest.raises(ConfigError, match=f"metrics.csv is damaged: .*{sentence}.*without the file the run goes on"):
+        resume(folder, ["total_steps=900"], "off")
+    assert listing(folder) == before
 
 
 def call(capsys, monkeypatch, *arguments: str) -> tuple[int, str]:
@@ -609,8 +633,13 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     begin(tmp_path / "whole", *TINY)
     begin(tmp_path / "run", *TINY, "stop_at=128")
     (tmp_path / "run" / "checkpoint.pt").unlink()
+    before = listing(tmp_path / "run")
+    with pytest.raises(ConfigError, match="checkpoint.pt is gone, without which the run cannot go on; begin a new one"):
+        resume(tmp_path / "run", show="off")
+    assert listing(tmp_path / "run") == before
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed
     resume(tmp_path / "run", show="plain")
-    assert "no checkpoint had been written: the run begins again" in capsys.readouterr().out
+    assert "there is no checkpoint yet: the run begins again" in capsys.readouterr().out
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 

@@ -116,7 +116,7 @@ def test_a_frozen_member_learns_no_more_and_a_part_that_is_done_waits(team_of):
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        ("reward", NonFiniteError, "member 1 gave a non-finite reward at step 3 "),
+        ("reward", NonFiniteError, "member 1 gave a non-finite reward in step 4 "),
         ("raise", RuntimeError, "the motor is on fire"),
         ("die", RuntimeError, "members 0 to 0 ended unexpectedly, with status -9"),
     ],

@@ -50,7 +50,7 @@ def load(path: Path, **expected: Any) -> dict[str, Any]:
         DamagedError: it cannot be read.
         ValueError: another version wrote it, or it is of another run.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
     try:
         with zipfile.ZipFile(path) as archive:

@@ -99,7 +99,10 @@ def make(
                 f"{id} has no native backend (only {', '.join(NATIVE)}); use backend=sync or backend=async"
             )
         if action_mask:
-            raise ValueError("env.action_mask is true; native environments give no masks, all actions are legal there")
+            raise ValueError(
+                "env.action_mask is true; native environments give no masks, since all actions are legal there; "
+                "it must be false"
+            )
         module, name = native.split(":")
         native_class = getattr(importlib.import_module(module), name)
         envs: MaskedVectorEnv = native_class(num_envs, max_episode_steps, autoreset_mode, render_mode, **kwargs)

@@ -72,10 +72,13 @@ class SavedRun:
         steps = learner["collector"]["env_steps"].tolist() if "collector" in learner else ()  # of an older best.pt
         return cls(folder, checkpoint, config, learner["policy"], known, steps)
 
-    def member(self, wanted: int | str) -> int:
+    def member(self, wanted: int | str, others: str = "best") -> int:
         """Return the number of a member, given as it is or as "best": highest mean return in the final evaluation.
 
         For the checkpoint "best" that is the member with the highest evaluation during training.
+
+        Args:
+            others: words that may be given, for the error.
 
         Raises:
             FileNotFoundError: the best is wanted of a run that has not ended.
@@ -91,7 +94,7 @@ class SavedRun:
                 raise ValueError("no member is known as best, since no return is finite: give its number")
             return int(np.nanargmax(returns))
         if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted < members:
-            raise ValueError(f"member is {wanted!r}; it must be best or a number from 0 to {members - 1}")
+            raise ValueError(f"member is {wanted!r}; it must be {others} or a number from 0 to {members - 1}")
         return wanted
 
     def steps(self, member: int) -> int | None:
@@ -179,7 +182,9 @@ def read_settings(folder: Path) -> DictConfig:
 
     file = folder / SETTINGS
     if not file.is_file():
-        raise FileNotFoundError(f"there is no run at {folder}: {file} does not exist")
+        below = [place for depth in ("*", "*/*", "*/*/*") for place in sorted(folder.glob(f"{depth}/{SETTINGS}"))]
+        hint = f"; {len(below)} lie below it, such as {below[-1].parent.parent}" if below else ""
+        raise FileNotFoundError(f"there is no run at {folder}: {file} does not exist{hint}")
     settings = _read_yaml(file)
     if not isinstance(settings, DictConfig):
         raise ConfigError(f"{file} is damaged: it holds a list, where keys and values are due")

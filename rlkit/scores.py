@@ -238,7 +238,7 @@ def _open(options: argparse.Namespace, stages: ExitStack) -> tuple[SavedRun, ran
         evaluation_limit(run.config, "--max-episode-steps")
     members = range(run.config.members)
     if options.member != "all":
-        number = run.member(options.member)
+        number = run.member(options.member, "all, best")
         members = range(number, number + 1)
     camera, window = (
         stages.enter_context(closing(Stage(run.config, mode))) if wanted else None

@@ -294,9 +294,9 @@ def test_json_without_a_file_is_all_there_is_on_standard_output(trained, capsys)
         (["--episodes", "0"], "--episodes is 0; it must be >= 1"),
         (["--num-envs", "0"], "--num-envs is 0; it must be >= 1"),
         (["--seed", "-1"], "--seed is -1; it must be >= 0"),
-        (["--member", "2"], "member is 2; it must be best or a number from 0 to 1"),
+        (["--member", "2"], "member is 2; it must be all, best or a number from 0 to 1"),
         (["--checkpoint", "best"], "there is no checkpoint at "),
-        (["--member", "1st"], "member is '1st'; it must be best or a number from 0 to 1"),
+        (["--member", "1st"], "member is '1st'; it must be all, best or a number from 0 to 1"),
         (["--max-episode-steps", "0"], "--max-episode-steps is 0; it must be >= 1"),
         (
             ["--max-episode-steps", "501"],

@@ -83,6 +83,11 @@ def test_missing_settings_are_the_same_sentence_wherever_they_are_read(folder, r
     assert f"there is no run at run: {FILE} does not exist" in capsys.readouterr().err
 
 
+def test_a_folder_above_runs_is_no_run_but_they_are_named(folder, tmp_path, capsys):
+    assert evaluate.main([str(folder.parent)]) == train.EXIT_CONFIG
+    assert "config.yaml does not exist; 1 lie below it, such as " in capsys.readouterr().err
+
+
 UNUSABLE = {
     "algo.clipp": (0.1, "algo.clipp is not a key of this configuration; did you mean algo.clip?"),
     "algo.gamma": (1.5, "algo.gamma is 1.5; it must be > 0 and <= 1"),

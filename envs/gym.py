@@ -227,6 +227,8 @@ class MaskedAsyncVectorEnv(AsyncVectorEnv[Any, Any]):
         self._state = AsyncState.DEFAULT
         ended = wait([process.sentinel for process in self.processes], timeout=5.0)
         dead = [lane for lane, process in enumerate(self.processes) if process.sentinel in ended]
+        for lane in dead:
+            self.processes[lane].join()  # else its status is not known yet
         status = [self.processes[lane].exitcode for lane in dead]
         self.close(terminate=True)
         if not dead:

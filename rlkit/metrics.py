@@ -17,6 +17,7 @@ from rlkit.console import make_console
 from rlkit.events import EVENT_FILE, Board, charts
 from rlkit.files import append, make_folder, rewind, sizes, write_text
 from rlkit.interquartile import interquartile_mean
+from rlkit.recorded import HEADER
 
 __all__ = ["Logger", "MetricsFile", "interquartile_mean"]
 
@@ -212,7 +213,7 @@ def _member_names(members: int) -> list[str]:
 
 def _header(columns: Sequence[str]) -> str:
     """The first line of a `metrics.csv`."""
-    return ",".join(["step", "wall_seconds", "name", "value", *columns]) + "\n"
+    return ",".join([*HEADER, *columns]) + "\n"
 
 
 def _whole_lines(path: Path, header: str) -> tuple[str, str]:

@@ -20,8 +20,11 @@ class EnvironmentFailure(Fault):
     def in_lane(self, lane: int, lanes: int, members: int) -> EnvironmentFailure:
         """Return it with the environment's place: `lane` of `lanes`, of which each member has equally many."""
         each = max(lanes // members, 1)
-        where = f"environment {lane % each} of member {{member}}"
-        return EnvironmentFailure(f"{where} {self.text}", lane // each, self.trace)
+        return self.said_of(f"environment {lane % each} of member {{member}}", lane // each)
+
+    def said_of(self, whom: str, member: int | None = None) -> EnvironmentFailure:
+        """Return it with whom it happened to, in words, before its text."""
+        return EnvironmentFailure(f"{whom} {self.text}", member, self.trace)
 
 
 def in_words(error: BaseException) -> str:

@@ -93,8 +93,7 @@ class Guarded(Wrapper[Array, Any, Any, Any]):
         if self.actions is None:
             return {}
         if not isinstance(info, Mapping) or MASK not in info:
-            self.failed = True
-            raise MissingMask(f"gave no info['{MASK}'] in {where}; with env.action_mask=true it must")
+            raise self._gave(f"no info['{MASK}'] in {where}; with env.action_mask=true it must", MissingMask)
         try:
             return {MASK: self.actions.mask(info[MASK], f"info['{MASK}']")}
         except ValueError as error:
@@ -110,9 +109,9 @@ class Guarded(Wrapper[Array, Any, Any, Any]):
         place = f"step {self.steps}" if in_step else where
         return EnvironmentFailure.of(error, f"raised {in_words(error)} in {place}{hint}")
 
-    def _gave(self, what: str) -> EnvironmentFailure:
+    def _gave(self, what: str, kind: type[EnvironmentFailure] = EnvironmentFailure) -> EnvironmentFailure:
         self.failed = True
-        return EnvironmentFailure(f"gave {what}")
+        return kind(f"gave {what}")
 
 
 def flat_space(env: Env[Any, Any], flatten_images: bool = False) -> Box:
@@ -202,7 +201,7 @@ def check_masks(env: Guarded) -> None:
     except MissingMask:
         raise ValueError(f"env.action_mask is true; {env_name(env)} gives no info['{MASK}'] in reset") from None
     except EnvironmentFailure as failure:
-        raise EnvironmentFailure(f"{env_name(env)} {failure.text}", trace=failure.trace) from None
+        raise failure.said_of(env_name(env)) from None
     finally:
         env.close()
 

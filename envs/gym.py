@@ -88,7 +88,7 @@ class MaskedSyncVectorEnv(SyncVectorEnv[Any, Any]):
                     check_copies(make_env)
                 except EnvironmentFailure as failure:
                     how = "an environment, played at random to see whether it can be copied,"
-                    raise EnvironmentFailure(f"{how} {failure.text}", trace=failure.trace) from None
+                    raise failure.said_of(how) from None
             self._copies_checked = True
         # All are copied before any is replaced: a lane may be both source and target.
         copies = [(copied(self.envs[lane]), deepcopy(self._env_obs[lane])) for lane in source.tolist()]

@@ -257,6 +257,7 @@ class Gradient:
         self.trunk = None if policy.trunk is None else self._by_hand(policy.trunk)
         self.critic = None if policy.critic is None else self._by_hand(policy.critic)
         self.second = second
+        self.critic_places = [] if policy.critic is None else self._places(policy.critic)  # for `second` to fetch into
         self.log_std = None if policy.log_std is None else as_array(policy.log_std.detach().mT, xp)
         # the critic's mean and std, [M, 1]; () where its output is V
         self.units = tuple(as_array(x, xp) for x in policy.value_scale.units()) if policy.value_scale else ()
@@ -303,8 +304,8 @@ class Gradient:
                 terms, by_params = self._by_autograd(rest, output, value, batch, by)
             self._backward(self._by_output(head, output, by, rows), by.get("value"), second, more=bool(found))
             found.append((output, head.log_prob, value))
-        if second is not None and self.policy.critic is not None:
-            second.fetch(self._places(self.policy.critic))
+        if second is not None:
+            second.fetch(self.critic_places)
         if rest.links:
             for p, by_param in zip(self.params, by_params, strict=True):
                 if by_param is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from rlkit.envs.compiled import LaneStep
 from rlkit.envs.native import NativeVectorEnv, as_arrays
 from rlkit.envs.streams import Array
 
@@ -73,16 +74,37 @@ def cartpole(
     return state, reward, terminated
 
 
+def cartpole_lane(state: Array, action: int, first: bool, settings: Array, obs: Array) -> tuple[float, bool]:
+    """Step one lane in place as `cartpole` does, for the compiled loop; settings: sutton_barto_reward."""
+    x, velocity, theta, theta_dot = state[0], state[1], state[2], state[3]
+    cos, sin = math.cos(theta), math.sin(theta)
+    temp = ((FORCE if action else -FORCE) + POLE_MASS_LENGTH * (theta_dot * theta_dot) * sin) / TOTAL_MASS
+    theta_acc = (GRAVITY * sin - cos * temp) / (HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * (cos * cos) / TOTAL_MASS))
+    state[0] = x + TAU * velocity
+    state[1] = velocity + TAU * (temp - POLE_MASS_LENGTH * theta_acc * cos / TOTAL_MASS)
+    state[2] = theta + TAU * theta_dot
+    state[3] = theta_dot + TAU * theta_acc
+    obs[:] = state
+    terminated = abs(state[0]) > X_LIMIT or abs(state[2]) > THETA_LIMIT
+    if settings[0]:
+        return (-1.0 if terminated else 0.0), terminated
+    return 1.0, terminated
+
+
 class CartPoleVectorEnv(NativeVectorEnv):
     """Gymnasium's CartPole-v1 in lanes; see `NativeVectorEnv`. Takes `sutton_barto_reward`."""
 
     scalar_id = "CartPole-v1"
     start_size = 4
+    compile_up_to = 128
 
     def __init__(self, *args: Any, sutton_barto_reward: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, sutton_barto_reward=sutton_barto_reward, **kwargs)
         self._sutton_barto_reward = sutton_barto_reward
         self._constants = as_arrays(CONSTANTS)
+
+    def one_lane(self) -> tuple[LaneStep, Array]:
+        return cartpole_lane, np.array((float(self._sutton_barto_reward),))
 
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
         return cartpole(state, action, self._sutton_barto_reward, np, self._constants)

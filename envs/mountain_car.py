@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 
+from rlkit.envs.compiled import LaneStep
 from rlkit.envs.native import NativeVectorEnv
 from rlkit.envs.streams import Array, Bound
 
@@ -47,15 +49,31 @@ def mountain_car(state: Any, action: Any, goal_velocity: float = 0.0, xp: Any = 
     return state, xp.full_like(position, -1.0), (position >= GOAL) & (velocity >= goal_velocity)
 
 
+def mountain_car_lane(state: Array, action: int, first: bool, settings: Array, obs: Array) -> tuple[float, bool]:
+    """Step one lane in place as `mountain_car` does, for the compiled loop; settings: goal_velocity."""
+    velocity = state[1] + ((action - 1) * FORCE + math.cos(3 * state[0]) * -GRAVITY)
+    velocity = min(max(velocity, -MAX_SPEED), MAX_SPEED)
+    position = min(max(state[0] + velocity, MIN_POSITION), MAX_POSITION)
+    if position == MIN_POSITION and velocity < 0:
+        velocity = 0.0
+    state[0], state[1] = position, velocity
+    obs[:] = state
+    return -1.0, position >= GOAL and velocity >= settings[0]
+
+
 class MountainCarVectorEnv(NativeVectorEnv):
     """Gymnasium's MountainCar-v0 in lanes; see `NativeVectorEnv`. Takes `goal_velocity`."""
 
     scalar_id = "MountainCar-v0"
     start_size = 1
+    compile_up_to = 128
 
     def __init__(self, *args: Any, goal_velocity: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, goal_velocity=goal_velocity, **kwargs)
         self._goal_velocity = goal_velocity
+
+    def one_lane(self) -> tuple[LaneStep, Array]:
+        return mountain_car_lane, np.array((self._goal_velocity,))
 
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
         return mountain_car(state, action, self._goal_velocity, np)

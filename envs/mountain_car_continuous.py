@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 
+from rlkit.envs.compiled import LaneStep
 from rlkit.envs.native import NativeVectorEnv
 from rlkit.envs.streams import Array, Bound
 
@@ -56,6 +58,38 @@ def mountain_car_continuous(
     return state, 100.0 * xp.asarray(terminated, dtype=xp.float64) - effort * effort * 0.1, terminated
 
 
+def mountain_car_continuous_lane(
+    state: Array, action: Array, first: bool, settings: Array, obs: Array
+) -> tuple[float, bool]:
+    """Step one lane in place as `mountain_car_continuous` does, for the compiled loop; settings: goal_velocity.
+
+    The first step is in float64 and its result rounded to float32, in which all others are.
+    """
+    single, double = np.float32, np.float64
+    force, start = action[0], state[0]
+    slope = GRAVITY * math.cos(3 * start if first else double(single(3) * single(start)))
+    change = double(force * single(POWER) - single(slope))
+    if abs(force) > 1.0:  # a clipped force is a Python number in Gymnasium
+        change = double(math.copysign(POWER, force) - slope)
+    velocity, goal, needed = state[1], GOAL, settings[0]
+    fastest, lowest, highest = MAX_SPEED, MIN_POSITION, MAX_POSITION
+    if first:
+        velocity = min(max(velocity + change, -fastest), fastest)
+        position = min(max(start + velocity, lowest), highest)
+    else:
+        fastest, lowest, highest = double(single(fastest)), double(single(lowest)), double(single(highest))
+        goal, needed = double(single(goal)), double(single(needed))
+        velocity = min(max(double(single(velocity) + single(change)), -fastest), fastest)
+        position = min(max(double(single(start) + single(velocity)), lowest), highest)
+    if position == lowest and velocity < 0:
+        velocity = 0.0
+    obs[0], obs[1] = position, velocity
+    state[0], state[1] = obs[0], obs[1]
+    terminated = position >= goal and velocity >= needed
+    effort = double(force)
+    return (100.0 if terminated else 0.0) - effort * effort * 0.1, terminated
+
+
 class MountainCarContinuousVectorEnv(NativeVectorEnv):
     """Gymnasium's MountainCarContinuous-v0 in lanes; see `NativeVectorEnv`. Takes `goal_velocity`.
 
@@ -68,6 +102,9 @@ class MountainCarContinuousVectorEnv(NativeVectorEnv):
     def __init__(self, *args: Any, goal_velocity: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, goal_velocity=goal_velocity, **kwargs)
         self._goal_velocity = goal_velocity
+
+    def one_lane(self) -> tuple[LaneStep, Array]:
+        return mountain_car_continuous_lane, np.array((self._goal_velocity,))
 
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
         force = action[:, 0].astype(np.float32, copy=False)

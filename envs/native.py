@@ -8,7 +8,7 @@ rendering.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -17,10 +17,12 @@ from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlkit.envs.compiled import LaneStep, compiled_loop
 from rlkit.envs.fork import lane_pairs
 from rlkit.envs.streams import Array, Bound, LaneStreams, Seeds, lane_seeds
 
 Step = tuple[Array, Array, Array, Array, dict[str, Any]]
+Outcome = tuple[Array, Array, Array, Array]  # a step without its info
 
 
 class NativeVectorEnv(VectorEnv[Array, Array, Array]):
@@ -38,6 +40,8 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
 
     scalar_id: ClassVar[str]  # Gymnasium's id: spaces, registered time limit and renderer come from there
     start_size: ClassVar[int]  # doubles that one start state takes from the random stream
+    compile_after: int = 20_000  # steps; compiling takes about as long as these
+    compile_up_to: ClassVar[int] = 1 << 30  # lanes; with more NumPy is faster, where it takes sines by the vector
     draws_in_step = False  # whether `transition` draws from the lanes' streams
     action_mask = None  # all actions are legal in every state
 
@@ -81,6 +85,8 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         self._state: Array | None = None  # [S, lanes], None before the first reset
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._pending = np.zeros(num_envs, dtype=np.bool_)  # ended and not reset yet
+        self._calls = 0  # of `step`
+        self._loop: Callable[..., None] | None = None  # once it has been compiled
 
     @abstractmethod
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
@@ -95,6 +101,10 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
     def observe(self, state: Array, lanes: Array) -> Array:
         """Return new float32 observations [k, D] of the lanes' states [S, k]; the state itself unless overridden."""
         return state.T.astype(np.float32, order="C")
+
+    @abstractmethod
+    def one_lane(self) -> tuple[LaneStep, Array]:
+        """Return `transition` and `observe` for one lane, bit for bit, to be compiled; and the settings it takes."""
 
     def at_start(self, lanes: Array) -> Array:
         """Return where in `lanes` those are that have not been stepped since their reset, as indices."""
@@ -168,12 +178,17 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         actions = np.asarray(actions)
         if actions.shape != self._actions_shape:
             raise ValueError(f"actions have shape {actions.shape}, {self._actions_shape} is needed")
+        if self._calls == self.compile_after and self._may_compile():
+            lane_step, self._settings = self.one_lane()
+            self._loop = compiled_loop(lane_step)
+        self._calls += 1
         packed = self.draws_in_step or self.autoreset_mode is AutoresetMode.DISABLED
-        if mask is None and not (packed and np.count_nonzero(self._pending)):
-            reward, terminated, truncated = self._step_all(actions)
+        if self._loop and (self._choices or actions.dtype == np.float32):
+            obs, reward, terminated, truncated = self._step_compiled(self._loop, actions, mask)
+        elif mask is None and not (packed and np.count_nonzero(self._pending)):
+            obs, reward, terminated, truncated = self._step_all(actions)
         else:
-            reward, terminated, truncated = self._step_some(actions, mask)
-        obs = self.observe(self._state, self._lanes)
+            obs, reward, terminated, truncated = self._step_some(actions, mask)
         ended = terminated | truncated
         if not np.count_nonzero(ended):
             return obs, reward, terminated, truncated, {}
@@ -186,7 +201,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
         obs[lanes] = self.observe(self._begin(lanes, self.streams.starts(lanes)), lanes)
         return obs, reward, terminated, truncated, {"final_obs": final_obs, "_final_obs": ended}
 
-    def _step_all(self, actions: Array) -> tuple[Array, Array, Array]:
+    def _step_all(self, actions: Array) -> Outcome:
         actions = self._checked(actions)
         self._state, reward, terminated = self.transition(self._state, actions, self._lanes)  # type: ignore[arg-type]
         self._steps += 1
@@ -195,14 +210,58 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
             self._begin(due, self.streams.starts(due))
             reward[due] = 0.0
             terminated[due] = False
-        return reward, terminated, self._steps >= self._limit
+        return self.observe(self._state, self._lanes), reward, terminated, self._steps >= self._limit
 
-    def _step_some(self, actions: Array, mask: Array | None) -> tuple[Array, Array, Array]:
+    def _step_some(self, actions: Array, mask: Array | None) -> Outcome:
         """Step the lanes that are neither idle nor (under NEXT_STEP) due for their reset, packed together."""
         assert self._state is not None
-        lanes = self._lanes if mask is None else checked_mask(mask, self.num_envs, "mask").nonzero()[0]
+        lanes = self._lanes_to_step(mask)
         reward = np.zeros(self.num_envs)
         terminated, truncated = np.zeros((2, self.num_envs), dtype=np.bool_)
+        if len(lanes):
+            chosen = self._checked(actions[lanes])
+            state, reward[lanes], terminated[lanes] = self.transition(self._state.take(lanes, 1), chosen, lanes)
+            self._state[:, lanes] = state
+            steps = self._steps[lanes] + 1
+            self._steps[lanes] = steps
+            truncated[lanes] = steps >= self._limit
+        return self.observe(self._state, self._lanes), reward, terminated, truncated
+
+    def _step_compiled(self, loop: Callable[..., None], actions: Array, mask: Array | None) -> Outcome:
+        """Step as `_step_some` does, in one loop over the lanes."""
+        assert self._state is not None
+        lanes = self._lanes_to_step(mask)
+        if len(lanes) < self.num_envs:
+            actions, obs = actions[lanes], self.observe(self._state, self._lanes)
+        else:
+            obs = np.empty(self.observation_space.shape, np.float32)  # type: ignore[arg-type]
+        reward = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros((2, self.num_envs), dtype=np.bool_)
+        chosen = np.ascontiguousarray(self._checked(actions))
+        loop(
+            self._state,
+            lanes,
+            chosen,
+            self._steps,
+            self.max_episode_steps,
+            self._settings,
+            obs,
+            reward,
+            terminated,
+            truncated,
+        )
+        return obs, reward, terminated, truncated
+
+    def _may_compile(self) -> bool:
+        return self.num_envs <= self.compile_up_to and not self.draws_in_step and self.render_mode is None
+
+    def _lanes_to_step(self, mask: Array | None) -> Array:
+        """Return which lanes [k] are neither idle nor due for their reset, after resetting those that are.
+
+        Raises:
+            RuntimeError: under DISABLED, a lane that has ended would be stepped.
+        """
+        lanes = self._lanes if mask is None else checked_mask(mask, self.num_envs, "mask").nonzero()[0]
         due = self._pending[lanes]
         if np.count_nonzero(due):
             if self.autoreset_mode is AutoresetMode.DISABLED:
@@ -211,14 +270,7 @@ class NativeVectorEnv(VectorEnv[Array, Array, Array]):
                 )
             self._begin(lanes[due], self.streams.starts(lanes[due]))
             lanes = lanes[~due]
-        if len(lanes):
-            chosen = self._checked(actions[lanes])
-            state, reward[lanes], terminated[lanes] = self.transition(self._state.take(lanes, 1), chosen, lanes)
-            self._state[:, lanes] = state
-            steps = self._steps[lanes] + 1
-            self._steps[lanes] = steps
-            truncated[lanes] = steps >= self._limit
-        return reward, terminated, truncated
+        return lanes
 
     def _begin(self, lanes: Array, draws: Array) -> Array:
         """Put the lanes at the start of an episode; return their states [S, k]."""

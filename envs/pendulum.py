@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from gymnasium.envs.classic_control.utils import verify_number_and_cast
 
+from rlkit.envs.compiled import LaneStep
 from rlkit.envs.native import NativeVectorEnv
 from rlkit.envs.rounding import scalar_square
 from rlkit.envs.streams import Array, Bound
@@ -51,6 +52,23 @@ def pendulum(state: Any, action: Any, g: float = GRAVITY, xp: Any = None) -> tup
     return state, -cost, xp.zeros(theta.shape, dtype=xp.bool, device=theta.device)
 
 
+def pendulum_lane(state: Array, action: Array, first: bool, settings: Array, obs: Array) -> tuple[float, bool]:
+    """Step one lane in place as `pendulum` does, for the compiled loop; settings: g, and the exponent 2.
+
+    The exponent is an argument because a compiler makes a product of a square, whose last bit is not that of pow.
+    """
+    single = np.float32
+    theta, velocity, square = state[0], state[1], settings[1]
+    u = min(max(action[0], single(-MAX_TORQUE)), single(MAX_TORQUE))
+    angle = (theta + math.pi) % (2 * math.pi) - math.pi
+    cost = angle**square + 0.1 * velocity**square + single(0.001) * u ** single(square)
+    velocity = velocity + (3 * settings[0] / 2.0 * math.sin(theta) + single(3.0) * u) * DT
+    velocity = min(max(velocity, -MAX_SPEED), MAX_SPEED)
+    state[0], state[1] = theta + velocity * DT, velocity
+    obs[0], obs[1], obs[2] = math.cos(state[0]), math.sin(state[0]), velocity
+    return -cost, False
+
+
 class PendulumVectorEnv(NativeVectorEnv):
     """Gymnasium's Pendulum-v1 in lanes; see `NativeVectorEnv`. Takes `g`, the acceleration of gravity (m/s^2).
 
@@ -65,6 +83,9 @@ class PendulumVectorEnv(NativeVectorEnv):
         super().__init__(*args, g=g, **kwargs)
         self._g = g
         self._torque = np.zeros(self.num_envs, np.float32)  # last applied, for the renderer's arrow
+
+    def one_lane(self) -> tuple[LaneStep, Array]:
+        return pendulum_lane, np.array((self._g, 2.0))
 
     def transition(self, state: Array, action: Array, lanes: Array) -> tuple[Array, Array, Array]:
         if self.render_mode is not None:

@@ -17,9 +17,10 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rlkit.envs
-from rlkit.envs import acrobot, cartpole, mountain_car, mountain_car_continuous, pendulum
+from rlkit.envs import acrobot, cartpole, compiled, mountain_car, mountain_car_continuous, pendulum
 from rlkit.envs.acrobot import AcrobotVectorEnv
 from rlkit.envs.cartpole import CartPoleVectorEnv
+from rlkit.envs.native import NativeVectorEnv
 from rlkit.envs.rounding import scalar_square
 from rlkit.envs.streams import LaneStreams
 
@@ -95,6 +96,16 @@ SETTINGS = [  # every argument the scalar environments take, and every attribute
     with_settings(PENDULUM, g=9.81),
 ]
 
+
+@pytest.fixture(params=["numpy", "compiled"], autouse=True)
+def compile_after(request, monkeypatch):
+    """Every test of this file runs with NumPy alone, and again with the compiled loop from the first step on."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    monkeypatch.setattr(NativeVectorEnv, "compile_after", 0 if request.param == "compiled" else -1)
+
+
+compiled_only = pytest.mark.parametrize("compile_after", ["compiled"], indirect=True)
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_lively_case = pytest.mark.parametrize("case", [*CASES, NOISY], ids=str)
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -149,6 +160,7 @@ def assert_same_run(case, mode, limit, steps, seeds):
         ended = a[2] | a[3]
         assert_same_final_obs(a[4], b[4], ended)
         ends, terminations = ends + int(ended.sum()), terminations + int(a[2].sum())
+        assert (ours._loop is None) == (ours.compile_after < 0 or ours.draws_in_step)
         obs = restart_ended(ours, a)
         assert obs.tobytes() == restart_ended(theirs, b).tobytes()
     return ends, terminations
@@ -203,6 +215,59 @@ def assert_same_from_equal_states(case, dtype, states):
         got = np.asarray(scalar.state)  # the continuous car rounds it to float32
         assert got.tobytes() == after[:, i].astype(got.dtype).tobytes()
     assert 0.01 * states < terminated.sum() < 0.9 * states or case.id == "Pendulum-v1"
+
+
+@compiled_only
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("case", [*CASES, *SETTINGS[:2], *SETTINGS[4:]], ids=str)
+def test_the_step_of_one_lane_equals_the_batched_dynamics(case, first, monkeypatch):
+    monkeypatch.setattr(type(case.make()), "compile_up_to", 10_000)
+    steps = []
+    for after in (0, -1):
+        monkeypatch.setattr(NativeVectorEnv, "compile_after", after)
+        envs = case.make(10_000, mode=NEXT_STEP)
+        envs.reset(seed=0)
+        state = envs.get_state()
+        span = np.array(case.span)
+        drawn = np.random.default_rng(3).uniform(-span, span, (10_000, len(span)))
+        state["state"] = drawn.astype(np.float32) if case.id == CONTINUOUS_CAR.id and not first else drawn
+        state["steps"][:] = 0 if first else 7
+        envs.set_state(state)
+        steps.append((envs.step(case.actions(10_000, seed=4)), envs.get_state()["state"]))
+        assert (envs._loop is None) == (after < 0)
+    (ours, our_state), (theirs, their_state) = steps
+    assert_same_step(ours, theirs)
+    assert our_state.tobytes() == their_state.tobytes()
+
+
+@compiled_only
+def test_an_environment_is_compiled_after_many_steps_and_never_where_numpy_is_faster_or_draws(monkeypatch):
+    monkeypatch.setattr(NativeVectorEnv, "compile_after", 3)
+    for case, lanes, pays in ((CARTPOLE, 128, True), (CARTPOLE, 129, False), (ACROBOT, 200, True), (NOISY, 2, False)):
+        envs = case.make(lanes)
+        envs.reset(seed=0)
+        seen = []
+        for action in case.actions(5, lanes):
+            envs.step(action)
+            seen.append(envs._loop is not None)
+        assert seen == [False] * 3 + [pays] * 2
+    envs = PENDULUM.make(2)
+    envs.reset(seed=[0, 0])
+    other = PENDULUM.make(2)
+    other.reset(seed=[0, 0])
+    for action in PENDULUM.actions(5, 2):  # what is no float32 is calculated in its own dtype
+        np.testing.assert_allclose(envs.step(action)[0], other.step(action.astype(np.float64))[0], rtol=1e-5)
+
+
+@compiled_only
+def test_without_numba_numpy_goes_on(monkeypatch):
+    compiled.compiled_loop.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)  # importing it raises ImportError
+    envs = CAR.make(2)
+    envs.reset(seed=0)
+    envs.step(np.array([0, 1]))
+    assert envs._loop is None
+    compiled.compiled_loop.cache_clear()
 
 
 @pytest.mark.parametrize("case", [*CASES, *SETTINGS[:2]], ids=str)

@@ -106,7 +106,9 @@ class Categorical(Distribution):
         return {"logits": self.log_p[0] if len(self.sizes) == 1 else torch.cat(self.log_p, -1)}
 
     def with_params(self, params: Mapping[str, Tensor]) -> Categorical:
-        return Categorical(params["logits"], self.sizes)
+        dist = Categorical(params["logits"], self.sizes)
+        dist.log_p = dist.heads  # as `params` gave them
+        return dist
 
     def shifted(self, offset: Any) -> Categorical:
         return Categorical(self.logits + offset, self.sizes)

@@ -289,7 +289,7 @@ class Gradient:
             if self.trunk is not None:
                 x = self.trunk.forward(x)
             if second is not None:
-                second.begin(x)
+                second.begin(x, moved=not found)
             output = self.actor.forward(x)
             value = None
             if self.critic is not None:

@@ -104,10 +104,10 @@ class Logger:
         steps = np.asarray(steps)
         finite: dict[str, np.ndarray] = {}
         for name, sample in (histograms or {}).items():
-            flat = _float32(sample).ravel()
+            finite[name] = flat = _float32(sample).ravel()
             good = np.isfinite(flat)
-            finite[name] = flat[good].astype(np.float64)
             if not good.all():
+                finite[name] = flat[good]
                 scalars = scalars | {f"{name}/nonfinite": np.full(self.members, 1.0 - good.mean())}
         values = self._matrix(scalars)  # [K, M]
         middle = interquartile_mean(values).astype(np.float32)  # [K]

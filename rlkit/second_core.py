@@ -32,7 +32,7 @@ class SecondCore:
     Both processes see the same memory. Whose turn it is say two semaphores, for which both wait awake.
 
     Args:
-        network: whose passes they are; its weights are copied before each forward pass.
+        network: whose passes they are; its weights are copied when they have moved.
         rows: most rows of a member that a pass can have.
     """
 
@@ -63,13 +63,18 @@ class SecondCore:
         self._waited = self._worked = 0.0
         return not self._rest
 
-    def begin(self, x: Any) -> None:
-        """Begin a forward pass of x [M, B, in], with the weights that the network has now."""
+    def begin(self, x: Any, moved: bool) -> None:
+        """Begin a forward pass of x [M, B, in].
+
+        Args:
+            moved: the network's weights may have changed since the last pass.
+        """
         if self._since is not None:  # it still goes back through rows before these, and reads what is written here
             self._wait()
-        for own, shared in zip(self.layers, self._weights, strict=True):
-            for p, copy in zip(own, shared, strict=True):
-                np.copyto(copy, as_array(p.detach(), np))
+        if moved:
+            for own, shared in zip(self.layers, self._weights, strict=True):
+                for p, copy in zip(own, shared, strict=True):
+                    np.copyto(copy, as_array(p.detach(), np))
         rows = x.shape[1]
         self._part(self._x, rows, self.inputs)[...] = x
         self._ask(FORWARD, rows)

@@ -153,7 +153,7 @@ class UpdateRows:
 
     def entropy(self) -> Tensor:
         """Mean entropy over the rows of all steps, [M] nats, nan where there are none."""
-        return moments(self.dist.entropy(), self.weight > 0)[0]
+        return Kept(self.weight > 0).mean(self.dist.entropy())
 
     def kl_by_epoch(self) -> list[Tensor]:
         """Mean KL of each epoch over the rows a member trained on, [M] nats, nan where it did not."""
@@ -170,7 +170,8 @@ def _side_by_side_of(minis: list[Minibatch]) -> tuple[Distribution, Distribution
 
 
 def _side_by_side(params: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([p[name] for p in params], 1).detach() for name in params[0]}
+    # rows last in memory: what is done with the few numbers of each is then done with long vectors
+    return {name: torch.cat([p[name].mT for p in params], 2).mT.detach() for name in params[0]}
 
 
 def _mean(x: Tensor, weight: Tensor) -> Tensor:
@@ -214,15 +215,15 @@ def statistics(
     minis = record.minibatches
     steps = torch.stack([mini.step.stepped for mini in minis]).sum(0) if minis else torch.zeros(batch.members)
     scalars: dict[str, Tensor] = {"update/steps": steps.float()}
-    real = batch.real
+    real = Kept(batch.real)
     advantage = batch.advantage
-    scalars["advantage/mean"], scalars["advantage/std"] = moments(advantage, real)
-    histograms = {"advantage": advantage[real]}
+    scalars["advantage/mean"], scalars["advantage/std"] = real.moments(advantage)
+    histograms = {"advantage": real.picked(advantage)}
     if batch.get("value") is not None:
         error = batch.ret - batch.value
-        spread = moments(batch.ret, real)[1]
-        scalars["value/error"] = (error**2 * real).sum(1) / real.sum(1)
-        unexplained = (moments(error, real)[1] / spread) ** 2
+        spread = real.moments(batch.ret)[1]
+        scalars["value/error"] = real.mean(error.square())
+        unexplained = (real.moments(error)[1] / spread) ** 2
         scalars["value/explained_variance"] = torch.where(spread > 0, 1 - unexplained, torch.nan)
     if not minis:
         return scalars, histograms
@@ -232,56 +233,73 @@ def statistics(
 
 def _of_rows(rows: UpdateRows, clip_low: Tensor, clip_high: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Ratios, entropy and KL over the rows of all steps."""
-    weighed = rows.weight > 0
+    weighed = Kept(rows.weight > 0)
     ratio = rows.log_ratio.exp()
-    nothing = ~weighed.any(1)
+    nothing = weighed.count == 0
     outside = (ratio < 1 - clip_low[:, None]) | (ratio > 1 + clip_high[:, None])
-    mean, std = moments(ratio, weighed)
+    mean, std = weighed.moments(ratio)
     scalars = {
         "ratio/mean": mean,
         "ratio/std": std,
-        "ratio/min": ratio.masked_fill(~weighed, torch.inf).amin(1).masked_fill(nothing, torch.nan),
-        "ratio/max": ratio.masked_fill(~weighed, -torch.inf).amax(1).masked_fill(nothing, torch.nan),
-        "ratio/clipped": (outside & weighed).sum(1) / weighed.sum(1),
-        "entropy/mean": rows.entropy(),
+        "ratio/min": weighed.filled(ratio, torch.inf).amin(1).masked_fill(nothing, torch.nan),
+        "ratio/max": weighed.filled(ratio, -torch.inf).amax(1).masked_fill(nothing, torch.nan),
+        "ratio/clipped": weighed.mean(outside.to(ratio.dtype)),
+        "entropy/mean": weighed.mean(rows.dist.entropy()),
         **{f"kl/epoch_{epoch}": kl for epoch, kl in enumerate(rows.kl_by_epoch())},
     }
     last = slice(rows.epochs[-2], None)
-    return scalars, {"ratio": ratio[weighed], "kl": rows.kl[:, last][weighed[:, last]]}
+    return scalars, {"ratio": weighed.picked(ratio), "kl": Kept(rows.weight[:, last] > 0).picked(rows.kl[:, last])}
 
 
 def _of_steps(record: UpdateRecord) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Losses, KL to the reference, and gradient norms of the steps."""
     minis, last = record.minibatches, record.minibatches[-1]
     scalars: dict[str, Tensor] = {}
-    weighed = torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1)
+    weighed = Kept(torch.cat([(mini.batch.weight > 0) & mini.active[:, None] for mini in minis], 1))
     terms: dict[str, list[Tensor]] = {}
     for mini in minis:
         for name, term in {**mini.found.closed(), **mini.found.terms}.items():
-            terms.setdefault(name, []).append(term.reshape(len(weighed), -1).expand_as(mini.out.log_prob))
+            terms.setdefault(name, []).append(term.reshape(len(term), -1).expand_as(mini.out.log_prob))
     for name, parts in terms.items():
-        scalars[f"loss/{name.removesuffix('/loss')}"] = moments(torch.cat(parts, 1), weighed)[0]
+        scalars[f"loss/{name.removesuffix('/loss')}"] = weighed.mean(torch.cat(parts, 1))
     histograms: dict[str, Tensor] = {}
     reference = last.batch.starting_with("ref_")
     if reference:
         kl = exact_kl(last.out.dist, last.out.dist.with_params(reference))
-        states = (last.batch.weight > 0) & last.active[:, None]
-        scalars["kl/ref"] = moments(kl, states)[0]
-        histograms["kl_ref"] = kl[states]
+        states = Kept((last.batch.weight > 0) & last.active[:, None])
+        scalars["kl/ref"] = states.mean(kl)
+        histograms["kl_ref"] = states.picked(kl)
     active = torch.stack([mini.active for mini in minis])  # [steps, M]
     finite = torch.stack([mini.step.finite for mini in minis])
     before = torch.stack([mini.step.norm for mini in minis])
     after = before * torch.stack([mini.step.scale for mini in minis])
     for name, norms in (("before", before), ("after", after)):
-        scalars[f"grad_norm/{name}"] = moments(norms.T, (active & finite).T)[0]
+        scalars[f"grad_norm/{name}"] = Kept((active & finite).T).mean(norms.T)
         histograms[f"grad_norm_{name}"] = norms[active & finite]
     scalars["update/nonfinite"] = (active & ~finite).sum(0).float()
     return scalars, histograms
 
 
-def moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (ddof 0) of x [M, B] over masked rows, [M] each; nan where there are none."""
-    count = mask.sum(1)
-    mean = x.masked_fill(~mask, 0.0).sum(1) / count
-    deviation = (x - mean[:, None]).masked_fill(~mask, 0.0)
-    return mean, ((deviation**2).sum(1) / count).sqrt()
+class Kept:
+    """Which rows of [M, B] count, by a mask; where it is all of them, as mostly, none need be filled or picked."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = None if bool(mask.all()) else mask
+        self.count = torch.full(mask.shape[:1], mask.shape[1]) if self.mask is None else mask.sum(1)  # [M]
+
+    def filled(self, x: Tensor, value: float = 0.0) -> Tensor:
+        """x [M, B] with a value where rows do not count."""
+        return x if self.mask is None else x.masked_fill(~self.mask, value)
+
+    def picked(self, x: Tensor) -> Tensor:
+        """The values of the rows that count, 1-D."""
+        return x.flatten() if self.mask is None else x[self.mask]
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over the rows that count, [M]; nan where none does."""
+        return self.filled(x).sum(1) / self.count
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation (ddof 0) over the rows that count, [M] each; nan where none does."""
+        mean = self.mean(x)
+        return mean, (self.filled(x - mean[:, None]).square().sum(1) / self.count).sqrt()

@@ -106,11 +106,11 @@ def test_without_a_backward_pass_no_gradient_is_written():
     network, second = second_core()
     places = [[torch.full_like(p, 7.0) for p in layer] for layer in network.layers]
     x = np.ones((1, 40, 3), np.float32)
-    second.begin(x)
+    second.begin(x, moved=True)
     assert second.forward().shape == (1, 1, 40)
     second.fetch(places)
     assert all((place == 7.0).all() for layer in places for place in layer)
-    second.begin(x)
+    second.begin(x, moved=True)
     second.forward()
     second.backward(np.ones((1, 1, 40), np.float32), more=False)
     second.fetch(places)
@@ -139,7 +139,7 @@ def test_close_ends_the_process_and_may_be_called_twice():
 def test_one_that_is_killed_is_a_sentence_not_a_hang():
     _, second = second_core()
     os.kill(second._process.pid, signal.SIGKILL)
-    second.begin(np.ones((1, 40, 3), np.float32))
+    second.begin(np.ones((1, 40, 3), np.float32), moved=True)
     with pytest.raises(Fault, match="the process beside this one ended with status -9; processes=1 does without"):
         second.forward()
     second.close()
